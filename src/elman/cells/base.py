@@ -1,0 +1,218 @@
+"""What a recurrent cell is: a definition of parameters, state and one time step, from which all else follows.
+
+Shape letters: B rows, T time, I cell input, H hidden, G gates stacked (G = number of gates x H).
+
+A cell holds no tensors. It says which parameters it needs (:meth:`Cell.parameters`), which state it carries
+(:meth:`Cell.state`) and how one step maps parameters, input and state to output and next state (:meth:`Cell.step`).
+The recurrent stack owns the parameters and hands them in, so that dropped, shared, sharded or traced weights are
+ordinary arguments. Importing a cell imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from elman.cells.primitives import linear, split
+from elman.config import CellConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+CellState = Mapping[str, "Tensor"]
+"""The named parts of one layer's state, each (B, ...)."""
+
+
+class Step(NamedTuple):
+    """What one time step gives."""
+
+    output: Tensor
+    """(B, output size): what the next layer reads."""
+    state: CellState
+    """The state after the step, with the parts and shapes of the state before it."""
+    named: Mapping[str, Tensor]
+    """Intermediates worth looking at, by name: gates, candidate, ..."""
+
+
+class Initial(NamedTuple):
+    """How a parameter, or a stack of equal parameters along the first dimension, is first drawn.
+
+    ``parts`` cuts the first dimension into equal blocks (the gates) that are drawn one after the other;
+    ``constants`` overrides single blocks by a number.
+    """
+
+    kind: str
+    """``zeros``, ``uniform`` (within +-``scale``) or ``orthogonal`` (rows or columns orthonormal, times ``scale``)."""
+    scale: float = 1.0
+    parts: int = 1
+    constants: Mapping[int, float] = {}
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+        """Draw a tensor of this shape on the CPU.
+
+        Blocks are orthogonal in the sense of Saxe et al. 2014 (https://arxiv.org/abs/1312.6120): the Q of the QR
+        decomposition of a Gaussian matrix, signs fixed by the diagonal of R so that Q is uniform.
+        """
+        import torch
+
+        blocks = []
+        block_shape = (shape[0] // self.parts, *shape[1:])
+        for index in range(self.parts):
+            if index in self.constants:
+                block = torch.full(block_shape, self.constants[index], dtype=dtype)
+            elif self.kind == "zeros":
+                block = torch.zeros(block_shape, dtype=dtype)
+            elif self.kind == "uniform":
+                block = (torch.rand(block_shape, generator=generator, dtype=dtype) * 2 - 1) * self.scale
+            elif self.kind == "orthogonal":
+                block = torch.nn.init.orthogonal_(
+                    torch.zeros(block_shape, dtype=dtype), gain=self.scale, generator=generator
+                )
+            else:
+                raise ValueError(f"unknown initial distribution {self.kind!r}; accepted: zeros, uniform, orthogonal")
+            blocks.append(block)
+        return torch.cat(blocks)
+
+
+class Parameter(NamedTuple):
+    """The declaration of one parameter of a cell."""
+
+    shape: tuple[int, ...]
+    initial: Initial
+
+
+class StatePart(NamedTuple):
+    """The declaration of one part of a cell's state."""
+
+    shape: tuple[int, ...]
+    """Without the batch dimension."""
+    initial: float = 0.0
+    """The finite value that every element has before the first token."""
+
+
+class Cell(ABC):
+    """Base of all recurrent cells. A subclass declares parameters and state, and defines the step.
+
+    Args:
+        config: the cell's settings, an instance of ``Config``.
+        input_size: width I of the input at each step.
+    """
+
+    Config: ClassVar[type[CellConfig]] = CellConfig
+    """The settings of this cell; a subclass of :class:`elman.config.CellConfig`."""
+    paper: ClassVar[str] = ""
+    """Where the equations come from."""
+
+    def __init__(self, config: CellConfig, input_size: int) -> None:
+        self.config = config
+        self.input_size = input_size
+        self.hidden_size = config.hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """Width of the output."""
+        return self.hidden_size
+
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Name, shape and initial distribution of every parameter."""
+
+    def state(self) -> Mapping[str, StatePart]:
+        """Name and shape of every part of the state; ``h`` alone unless a cell says otherwise."""
+        return {"h": StatePart((self.hidden_size,))}
+
+    @abstractmethod
+    def step(self, p: Mapping[str, Tensor], x_BI: Tensor, state: CellState) -> Step:
+        """One time step, by the paper's equations; a pure function that changes nothing it is given."""
+
+    def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+        """All steps of a segment: outputs (B, T, H) and the state after the last. Override for speed alone."""
+        return self.readable_scan(p, x_BTI, state)
+
+    def readable_scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+        """The specification of :meth:`scan`: the step, once for each time."""
+        import torch
+
+        outputs = []
+        for x_BI in x_BTI.unbind(1):
+            output, state, _ = self.step(p, x_BI, state)
+            outputs.append(output)
+        return torch.stack(outputs, dim=1), state
+
+    def num_parameters(self) -> int:
+        """Number of trained numbers in one layer, from the shapes alone."""
+        return sum(math.prod(parameter.shape) for parameter in self.parameters().values())
+
+    def operations_per_step(self) -> int:
+        """Floating-point operations of one step of one row: two for each element of each matrix."""
+        return sum(2 * math.prod(p.shape) for p in self.parameters().values() if len(p.shape) > 1)
+
+
+class GatedConfig(CellConfig):
+    """Settings of the cells whose parameters are one input matrix, one recurrent matrix and biases."""
+
+    biases: Literal["single", "double"] = "single"
+    """One bias vector per gate, or two that are added, as `torch.nn` has."""
+    recurrent_init: Literal["orthogonal", "uniform"] = "orthogonal"
+    """Each gate's recurrent matrix orthogonal, or uniform within +-1/sqrt(H) as in `torch.nn`."""
+    bias_init: Literal["zeros", "uniform"] = "zeros"
+    """Biases zero, or uniform within +-1/sqrt(H) as in `torch.nn`."""
+
+
+class GatedCell(Cell):
+    """Base of the cells with W_ih, W_hh and b, each gate's block stacked along the first dimension.
+
+    The names and the order of the blocks are those of ``torch.nn``, so that weights can be carried over.
+    """
+
+    Config = GatedConfig
+    config: GatedConfig
+    num_gates: ClassVar[int]
+
+    def gate_biases(self) -> Mapping[int, float]:
+        """Gates (by position) whose bias starts at a number of its own."""
+        return {}
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        H, G, config = self.hidden_size, self.num_gates, self.config
+        bound = 1 / math.sqrt(H)
+        recurrent_scale = 1.0 if config.recurrent_init == "orthogonal" else bound
+        bias = Initial(config.bias_init, bound, G, self.gate_biases())
+        parameters = {
+            "weight_ih": Parameter((G * H, self.input_size), Initial("uniform", bound)),
+            "weight_hh": Parameter((G * H, H), Initial(config.recurrent_init, recurrent_scale, G)),
+        }
+        if config.biases == "single":
+            return parameters | {"bias": Parameter((G * H,), bias)}
+        # The two are added: the second leaves a gate that starts at a given number to the first.
+        second = bias._replace(constants=dict.fromkeys(bias.constants, 0.0))
+        return parameters | {"bias_ih": Parameter((G * H,), bias), "bias_hh": Parameter((G * H,), second)}
+
+    def input_and_recurrent(
+        self, p: Mapping[str, Tensor], x_BI: Tensor, h_BH: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """W_ih x + b and W_hh h, gate by gate (a second bias belongs to the latter)."""
+        of_input = linear(x_BI, p["weight_ih"], p["bias"] if "bias" in p else p["bias_ih"])
+        of_state = linear(h_BH, p["weight_hh"], p.get("bias_hh"))
+        return split(of_input, self.num_gates), split(of_state, self.num_gates)
+
+    def _fused_weights(self, p: Mapping[str, Tensor]) -> list[Tensor]:
+        """The parameters as PyTorch's fused kernels take them: two matrices, two biases."""
+        import torch
+
+        if "bias" in p:
+            return [p["weight_ih"], p["weight_hh"], p["bias"], torch.zeros_like(p["bias"])]
+        return [p["weight_ih"], p["weight_hh"], p["bias_ih"], p["bias_hh"]]
+
+    def fused_scan(
+        self, kernel: Callable[..., tuple[Tensor, ...]], p: Mapping[str, Tensor], x_BTI: Tensor, carried: Any
+    ) -> tuple[Tensor, ...]:
+        """Call one of PyTorch's fused recurrent kernels (``torch.lstm`` and its like) for this one layer."""
+        import torch
+
+        # Has biases, layers, dropout, training (cuDNN keeps what backward needs), bidirectional, batch first.
+        options = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
+        return kernel(x_BTI, carried, self._fused_weights(p), *options)

@@ -1,0 +1,258 @@
+"""Every setting of Elman, in sections; the same names in TOML, on the command line and in Python.
+
+Neither this module nor ``elman.settings``, which puts the sections together, imports torch, so that ``--help`` and a
+mistyped setting answer at once. A section is frozen and strict: an unknown key, a wrong type or a value out of range
+is an error that names the setting. The docstring below each field is its help text on the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """Base of all settings: frozen, strict about names, finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    meaningful: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {}
+    """Settings that have a meaning only for some values of another one: ``{name: (other, its values)}``."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_by_name(cls, value: Any, info: ValidationInfo) -> Any:
+        """TOML and the command line have no null: the word ``none`` stands for it where a setting may be unset."""
+        optional = info.field_name is not None and type(None) in get_args(cls.model_fields[info.field_name].annotation)
+        return None if optional and value == "none" else value
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> Self:
+        for name, (other, accepted) in self.meaningful.items():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and getattr(self, other) not in accepted:
+                raise ValueError(
+                    f"{name} has no meaning for {other} {getattr(self, other)!r}; it belongs to {' and '.join(accepted)}"
+                )
+        return self
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str | Path) else value
+
+
+class DataConfig(Section):
+    """Which text, and how it is divided."""
+
+    corpus: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ("stdlib-prose",)
+    """Files, folders, globs, '-' for standard input, or one name from `elman data list`."""
+    field: str | None = None
+    """The field of a .jsonl, or the column of a .csv or .parquet, that holds the text."""
+    valid_fraction: Fraction = 0.05
+    """Share of the characters held out for validation, taken from just before the test part."""
+    test_fraction: Fraction = 0.05
+    """Share of the characters held out for the final evaluation, taken from the end."""
+    reset_at_documents: bool = False
+    """Put the state back to its initial value at every document border."""
+
+    @model_validator(mode="after")
+    def _leaves_something_to_train_on(self) -> DataConfig:
+        if self.valid_fraction + self.test_fraction >= 1.0:
+            raise ValueError("valid_fraction and test_fraction must sum to less than 1")
+        return self
+
+
+class TextConfig(Section):
+    """How bytes become characters."""
+
+    encoding: str = "utf-8"
+    """Any encoding that Python knows; decoding is strict."""
+    newlines: Literal["lf", "keep"] = "lf"
+    """`lf` turns CR LF and lone CR into LF; `keep` leaves them."""
+    bom: Literal["strip", "keep"] = "strip"
+    """What becomes of a byte order mark at the start of a file."""
+    document_separator: str | None = None
+    """A string that separates documents inside a plain text file, such as a blank line; none: a file is a document."""
+
+
+class TokenizerConfig(Section):
+    """How characters become tokens."""
+
+    level: Literal["char", "byte", "word", "bpe"] = "char"
+    """The unit of the language model."""
+    min_count: PositiveInt = 1
+    """Characters or words rarer than this in the training part become `<unk>`."""
+    max_size: PositiveInt | None = None
+    """Largest vocabulary, special tokens counted; for bpe the size trained (8192 where none is given)."""
+    sample_bytes: PositiveInt = 16 * 1024 * 1024
+    """BPE merges are learned on at most this much of the training part, taken evenly from all of it."""
+    path: str | None = None
+    """An existing `tokenizer.json` of the Hugging Face format, used as it is."""
+
+    @model_validator(mode="after")
+    def _settings_fit_the_level(self) -> TokenizerConfig:
+        if self.level == "byte" and (self.min_count > 1 or self.max_size is not None):
+            raise ValueError("min_count and max_size have no meaning for level 'byte', whose vocabulary is all 256 bytes")
+        if self.level == "bpe" and self.min_count > 1:
+            raise ValueError("min_count has no meaning for level 'bpe'; max_size sets the vocabulary")
+        if self.path is not None and (self.level != "bpe" or self.max_size is not None):
+            raise ValueError("path names a finished tokenizer: give it with level 'bpe' and without max_size")
+        return self
+
+
+class ModelConfig(Section):
+    """What every kind of model has."""
+
+    kind: str = "lstm"
+    """The family: a cell's name, or `./file.py:Class` or `package.module:Class` for a cell of your own."""
+
+
+class StackConfig(ModelConfig):
+    """Embedding, dropout, recurrent layers of one cell, output."""
+
+    embedding_size: PositiveInt = 128
+    """Width E of the token embedding."""
+    num_layers: PositiveInt = 1
+    """Number of recurrent layers L."""
+    dropout: Fraction = 0.0
+    """Share of units dropped after the embedding, between the layers and before the output, in training only."""
+    tie_weights: bool = False
+    """Use the embedding matrix as the output matrix; needs the same width, or output_projection."""
+    output_projection: bool = False
+    """A linear map from hidden_size to embedding_size before the output matrix."""
+    embedding_range: PositiveFloat | None = None
+    """Embedding and output matrix drawn uniformly from +- this; none: N(0, 1/E) and +-1/sqrt(width)."""
+
+    @model_validator(mode="after")
+    def _tied_sizes_agree(self) -> StackConfig:
+        hidden_size = getattr(self, "hidden_size", self.embedding_size)
+        if self.tie_weights and not self.output_projection and hidden_size != self.embedding_size:
+            raise ValueError(
+                f"tie_weights needs embedding_size ({self.embedding_size}) equal to hidden_size ({hidden_size}); "
+                "set them equal, or set output_projection"
+            )
+        return self
+
+
+class CellConfig(Section):
+    """What every recurrent cell has; each cell adds its own."""
+
+    hidden_size: PositiveInt = 256
+    """Width H of the output and of each part of the state."""
+
+
+class TrainingConfig(Section):
+    """How the model is fitted: truncated back-propagation through time over parallel streams."""
+
+    batch_size: PositiveInt = 32
+    """Number of streams B trained side by side; each is one contiguous part of the training text."""
+    bptt: PositiveInt = 64
+    """Tokens per segment T: the state is carried past a segment's end, its gradient is not."""
+    trim: bool = False
+    """Drop what does not divide evenly into streams, as PyTorch's word-level example does."""
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    """`muon` orthogonalises the updates of the recurrent layers' matrices and uses AdamW for the rest."""
+    learning_rate: PositiveFloat = 2e-3
+    """Peak rate of AdamW or SGD, and of the AdamW part of Muon."""
+    matrix_learning_rate: PositiveFloat = 0.02
+    """Peak rate of Muon's orthogonalised updates."""
+    momentum: Fraction = 0.0
+    """Of SGD."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled decay of AdamW and Muon; of SGD the classical one."""
+    adam_beta1: Fraction = 0.9
+    """Decay of AdamW's mean of gradients."""
+    adam_beta2: Fraction = 0.99
+    """Decay of AdamW's mean of squared gradients."""
+    schedule: Literal["constant", "cosine", "linear", "plateau"] = "cosine"
+    """How the rate falls over the budget; `plateau` divides it when validation does not improve."""
+    warmup_updates: NonNegativeInt = 50
+    """Updates over which the rate rises linearly from zero."""
+    final_rate: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    """The share of the peak rate left at the end of `cosine` and `linear`."""
+    plateau_divisor: Annotated[float, Field(gt=1.0)] = 4.0
+    """What `plateau` divides the rate by."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Global gradient norm above which the gradient is scaled down to it; none: never."""
+    max_updates: PositiveInt | None = None
+    """Budget in optimiser updates; the first budget reached ends training."""
+    max_epochs: PositiveFloat | None = None
+    """Budget in passes over the training part."""
+    max_tokens: PositiveInt | None = None
+    """Budget in trained tokens."""
+    max_seconds: PositiveFloat | None = None
+    """Budget in seconds of training, evaluation and sampling not counted."""
+    num_threads: PositiveInt | None = None
+    """Threads of PyTorch on the CPU, for the run alone; none: PyTorch's own choice."""
+
+    meaningful = {
+        "matrix_learning_rate": ("optimizer", ("muon",)),
+        "momentum": ("optimizer", ("sgd",)),
+        "adam_beta1": ("optimizer", ("adamw", "muon")),
+        "adam_beta2": ("optimizer", ("adamw", "muon")),
+        "final_rate": ("schedule", ("cosine", "linear")),
+        "plateau_divisor": ("schedule", ("plateau",)),
+    }
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether anything ends the training."""
+        return any((self.max_updates, self.max_epochs, self.max_tokens, self.max_seconds))
+
+
+class EvaluationConfig(Section):
+    """Estimates on the validation part during training."""
+
+    every_updates: PositiveInt | None = None
+    """Updates between two estimates; none: one at the end of every epoch. The end of training always has one."""
+    num_streams: PositiveInt = 16
+    """Parallel streams of the estimate, recorded with it; the final evaluation uses one."""
+    max_tokens: PositiveInt | None = None
+    """Estimate on the first tokens of the validation part only, recorded with it; none: on all of it."""
+
+
+class SamplingConfig(Section):
+    """Texts drawn during training and by `elman sample`."""
+
+    every_updates: PositiveInt | None = None
+    """Updates between two samples in training; none: with every estimate."""
+    prompts: tuple[str, ...] = ("",)
+    """Fixed beginnings of the samples in training; empty: the boundary token alone."""
+    temperatures: tuple[NonNegativeFloat, ...] = (0.3, 0.8, 1.5)
+    """Temperatures of the samples in training."""
+    max_new_tokens: NonNegativeInt = 300
+    """Tokens drawn at most."""
+    temperature: NonNegativeFloat = 0.8
+    """Divides the logits; 0 takes the most probable token."""
+    top_k: NonNegativeInt = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Keep the smallest set of most probable tokens whose probabilities reach p."""
+
+
+class CheckpointConfig(Section):
+    """Resumable states in RUN/checkpoints."""
+
+    every_updates: PositiveInt | None = None
+    """Updates between two checkpoints; none: every_seconds alone decides."""
+    every_seconds: PositiveFloat | None = 300.0
+    """Seconds between two checkpoints."""
+    keep: Annotated[int, Field(ge=2)] = 2
+    """Newest checkpoints that stay; older ones go once the newest is verified."""

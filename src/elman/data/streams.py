@@ -1,0 +1,141 @@
+"""From one long token sequence to the segments that are trained: streams side by side, each contiguous.
+
+Shape letters: B rows (streams), T time.
+
+The targets of a text are its tokens from the second on; the input of a target is the token before it. The targets
+are cut into B contiguous streams. Segment i + 1 of a stream begins where segment i ended, so a state that is carried
+on has read all that came before. In the default layout the streams differ in length by one token at most and every
+target is trained exactly once an epoch; where the last segment has no target for a shorter stream, its weight is 0.
+With ``trim``, tokens that do not divide evenly are dropped and the first token of a stream is never a target, as in
+PyTorch's word-level example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from elman.errors import UserError
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One piece of every stream, the unit of truncated back-propagation."""
+
+    tokens_BT: Tensor
+    """Inputs, int64."""
+    targets_BT: Tensor
+    """The tokens that follow, int64."""
+    weight_BT: Tensor
+    """1, and 0 where a stream has no target any more."""
+    reset_BT: Tensor | None
+    """Where the state is put back before the token is read; none where documents do not reset it."""
+    num_targets: int
+    """Targets of weight 1."""
+    starts_epoch: bool
+    """The state of every stream is initial before this segment."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A token sequence laid out as B streams of segments.
+
+    Args:
+        tokens: the sequence, its boundary token first; may be memory-mapped.
+        batch_size: number of streams B.
+        bptt: tokens per segment T.
+        trim: drop what does not divide evenly.
+        reset_token: the boundary token, where it resets the state; none: state is carried through documents.
+    """
+
+    tokens: NDArray[np.unsignedinteger] | NDArray[np.int64]
+    batch_size: int
+    bptt: int
+    trim: bool = False
+    reset_token: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_targets < 1:
+            raise UserError(
+                f"{len(self.tokens)} tokens give no target for {self.batch_size} streams; "
+                "give a longer text or a smaller batch_size"
+            )
+
+    @property
+    def _lengths(self) -> NDArray[np.int64]:
+        """Targets of each stream."""
+        if self.trim:
+            return np.full(self.batch_size, len(self.tokens) // self.batch_size - 1)
+        shortest, longer = divmod(len(self.tokens) - 1, self.batch_size)
+        return shortest + (np.arange(self.batch_size) < longer)
+
+    @property
+    def _starts(self) -> NDArray[np.int64]:
+        """Position of the first input of each stream."""
+        # Under trim a stream's last token is no input of its own and no target of the next stream.
+        return np.concatenate(([0], np.cumsum(self._lengths + self.trim)[:-1]))
+
+    @property
+    def num_targets(self) -> int:
+        """Targets trained in one epoch."""
+        return int(self._lengths.sum())
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of one epoch, the last and shorter one counted."""
+        return -(-int(self._lengths.max()) // self.bptt)
+
+    def segment(self, index: int) -> Segment:
+        """The segment of this number, counted from 0 within an epoch."""
+        start = index * self.bptt
+        length = min(self.bptt, int(self._lengths.max()) - start)
+        inputs = np.zeros((self.batch_size, length), np.int64)
+        targets = np.zeros((self.batch_size, length), np.int64)
+        weight = np.zeros((self.batch_size, length), np.float32)
+        for row, (first, row_length) in enumerate(zip(self._starts, self._lengths, strict=True)):
+            count = min(length, int(row_length) - start)
+            piece = self.tokens[first + start : first + start + count + 1].astype(np.int64)
+            inputs[row, :count], targets[row, :count], weight[row, :count] = piece[:-1], piece[1:], 1.0
+        return Segment(
+            tokens_BT=torch.from_numpy(inputs),
+            targets_BT=torch.from_numpy(targets),
+            weight_BT=torch.from_numpy(weight),
+            reset_BT=None if self.reset_token is None else torch.from_numpy(inputs == self.reset_token),
+            num_targets=int(weight.sum()),
+            starts_epoch=index == 0,
+        )
+
+    def __iter__(self) -> Iterator[Segment]:
+        """One epoch."""
+        return (self.segment(index) for index in range(self.num_segments))
+
+
+def fit_layout(num_targets: int, batch_size: int, bptt: int) -> tuple[int, int]:
+    """Shrink the layout to a text too small for it: fewer streams first, so that each holds a whole segment.
+
+    Returns:
+        The number of streams and the segment length that are used; those asked for where the text is large enough.
+    """
+    batch_size = max(1, min(batch_size, num_targets // bptt))
+    return batch_size, min(bptt, num_targets)
+
+
+def check_targets(segment: Segment) -> None:
+    """Make sure that a segment asks for the next token, and not for the one just read.
+
+    Raises:
+        ValueError: a target is not the input that follows it; a model would learn to copy.
+    """
+    both = (segment.weight_BT[:, :-1] * segment.weight_BT[:, 1:]).bool()
+    differs = (segment.targets_BT[:, :-1] != segment.tokens_BT[:, 1:]) & both
+    if differs.any():
+        row, time = differs.nonzero()[0].tolist()
+        raise ValueError(
+            f"target {segment.targets_BT[row, time].item()} of stream {row} at time {time} is not the next input "
+            f"({segment.tokens_BT[row, time + 1].item()}): targets must be the inputs shifted by one"
+        )

@@ -1,0 +1,186 @@
+"""Judge a model on a text: every token once, sums in float64, the state carried from the start to the end.
+
+Shape letters: B rows, T time.
+
+``carried`` reads the text as one stream. ``reset`` starts every document from the initial state, documents being the
+rows of a batch. ``num_streams > 1`` is an estimate: the text is cut into parallel streams whose states start empty;
+it is quicker, slightly pessimistic, and recorded.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from elman.data.streams import Segment, Streams
+from elman.metrics import Score
+
+if TYPE_CHECKING:
+    from elman.data.prepare import Dataset, Split
+    from elman.models.contract import LanguageModel
+    from elman.text.tokenizers import Tokenizer
+
+StatePolicy = Literal["carried", "reset"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A score and how it was taken."""
+
+    score: Score
+    state_policy: StatePolicy
+    num_streams: int
+    num_documents: int
+    num_unknown: int
+    """Tokens that the tokenizer does not know; their presence makes figures per character undefined."""
+    vocab_size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures by name, ready for JSON."""
+        return self.score.to_dict() | {
+            "state_policy": self.state_policy,
+            "num_streams": self.num_streams,
+            "documents": self.num_documents,
+            "unknown_tokens": self.num_unknown,
+            "vocabulary": self.vocab_size,
+        }
+
+
+class Interrupted(Exception):  # noqa: N818 (no error: the caller asked for it)
+    """The caller's ``should_stop`` became true; there is no result."""
+
+
+def evaluate_split(
+    network: LanguageModel,
+    split: Split,
+    tokenizer: Tokenizer,
+    *,
+    state_policy: StatePolicy = "carried",
+    num_streams: int = 1,
+    max_tokens: int | None = None,
+    segment_length: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Score a token sequence.
+
+    Args:
+        network: the model; it is not changed.
+        split: the tokens, the boundary first, and the counts of the text.
+        tokenizer: the one that made the tokens.
+        state_policy: ``carried`` or ``reset`` (see the module).
+        num_streams: parallel streams under ``carried``; rows of documents under ``reset``.
+        max_tokens: score the first tokens only.
+        segment_length: tokens read at once; the result does not depend on it.
+        should_stop: polled between segments.
+
+    Raises:
+        Interrupted: ``should_stop()`` was true.
+    """
+    tokens = split.tokens if max_tokens is None else split.tokens[: max_tokens + 1]
+    num_targets = len(tokens) - 1
+    # A segment's logits stay below 64 MiB of float32 for each stream.
+    length = segment_length or max(1, min(1024, 2**24 // network.vocab_size))
+    segments: Iterator[Segment]
+    if state_policy == "reset":
+        segments = _document_rows(tokens, tokenizer.boundary_id, num_streams, length)
+    else:
+        num_streams = min(num_streams, num_targets)
+        segments = iter(Streams(tokens, num_streams, length))
+    nats_total, num_scored = 0.0, 0
+    with torch.no_grad():
+        for segment in segments:
+            if should_stop():
+                raise Interrupted
+            if segment.starts_epoch:
+                state = network.initial_state(segment.tokens_BT.shape[0])
+            features_BTF, state = network.features(segment.tokens_BT.to(network.device), state)
+            weight_BT = segment.weight_BT.to(network.device, network.dtype)
+            nats_BT = network.head.nll(features_BTF, segment.targets_BT.to(network.device), weight_BT)
+            nats_total += nats_BT.sum(dtype=torch.float64).item()
+            num_scored += segment.num_targets
+    whole = num_scored == len(split.tokens) - 1
+    loses_text = not tokenizer.lossless or split.num_unknown > 0 or not whole
+    return Evaluation(
+        score=Score(
+            nats_total=nats_total,
+            tokens=num_scored,
+            chars=None if loses_text else split.num_chars,
+            bytes=None if loses_text else split.num_bytes,
+        ),
+        state_policy=state_policy,
+        num_streams=num_streams,
+        num_documents=split.num_documents,
+        num_unknown=split.num_unknown,
+        vocab_size=network.vocab_size,
+    )
+
+
+def _document_rows(tokens: np.ndarray, boundary_id: int, num_rows: int, length: int) -> Iterator[Segment]:
+    """Documents as rows: each starts with its boundary token and ends where the next one's would be predicted."""
+    starts = np.flatnonzero(tokens[:-1] == boundary_id)
+    ends = np.append(starts[1:], len(tokens) - 1)
+    # Documents of like length share a batch, so that little of it is padding.
+    order = np.argsort(starts - ends, kind="stable")
+    for first in range(0, len(order), num_rows):
+        rows = [tokens[starts[i] : ends[i] + 1].astype(np.int64) for i in order[first : first + num_rows]]
+        longest = max(len(row) for row in rows)
+        padded = np.full((len(rows), longest), boundary_id, np.int64)
+        weight = np.zeros((len(rows), longest - 1), np.float32)
+        for index, row in enumerate(rows):
+            padded[index, : len(row)] = row
+            weight[index, : len(row) - 1] = 1.0
+        for start in range(0, longest - 1, length):
+            piece = slice(start, start + length)
+            yield Segment(
+                tokens_BT=torch.from_numpy(padded[:, :-1][:, piece]),
+                targets_BT=torch.from_numpy(padded[:, 1:][:, piece]),
+                weight_BT=torch.from_numpy(weight[:, piece]),
+                reset_BT=None,
+                num_targets=int(weight[:, piece].sum()),
+                starts_epoch=start == 0,
+            )
+
+
+def baselines(dataset: Dataset, split: Split) -> dict[str, Score]:
+    """What simple means reach on the same text: the yardsticks beside every figure.
+
+    ``uniform``: every token of the vocabulary, the boundary counted, has probability 1 / V. ``unigram``: token
+    frequencies of the training part, each count raised by one (Laplace). ``gzip``, ``bzip2`` and ``xz`` at their
+    strongest setting: the size of the held-out text compressed by itself. Compressors are left out where tokens do
+    not give the text back.
+    """
+    tokenizer = dataset.tokenizer
+    targets = split.tokens[1:]
+    counts = token_counts(dataset.train.tokens[1:], tokenizer.size) + 1.0
+    unigram = -np.log(counts / counts.sum())
+    loses_text = not tokenizer.lossless or split.num_unknown > 0
+    chars, num_bytes = (None, None) if loses_text else (split.num_chars, split.num_bytes)
+    nats = {
+        "uniform": len(targets) * math.log(tokenizer.size),
+        "unigram": float(token_counts(targets, tokenizer.size) @ unigram),
+    }
+    if not loses_text:
+        text = tokenizer.decode(targets[targets != tokenizer.boundary_id]).encode("utf-8", "surrogateescape")
+        compressed = {
+            "gzip": gzip.compress(text, 9, mtime=0),
+            "bzip2": bz2.compress(text, 9),
+            "xz": lzma.compress(text, preset=9 | lzma.PRESET_EXTREME),
+        }
+        nats |= {name: 8 * len(data) * math.log(2) for name, data in compressed.items()}
+    return {name: Score(total, len(targets), chars, num_bytes) for name, total in nats.items()}
+
+
+def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """How often each token occurs, (V,), counted in bounded memory."""
+    counts = np.zeros(vocab_size)
+    for start in range(0, len(tokens), 2**22):
+        counts += np.bincount(tokens[start : start + 2**22].astype(np.int64), minlength=vocab_size)
+    return counts

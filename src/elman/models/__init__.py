@@ -1,0 +1,1 @@
+"""Language models: one contract, and the families that keep it."""

@@ -1,0 +1,107 @@
+"""The one contract of all language models: ``p(next token | everything before)``, evaluated from a carried state.
+
+Shape letters: B rows, T time, F features, V vocabulary.
+
+    state = model.initial_state(batch_size)
+    features_BTF, state = model.features(tokens_BT, state, reset_BT)      any T >= 1
+    model.head.logits(features_BTF) | .log_probs(features_BTF) | .nll(features_BTF, targets_BT, weight_BT)
+    model(tokens_BT, state) -> Output(logits_BTV, state)
+
+Evaluation, generation and training are written against this and know no architecture. The laws that every model
+keeps, and the code that checks them, are in ``elman.models.laws``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.config import ModelConfig
+from elman.models.noise import Noise
+from elman.models.state import State
+
+
+class Output(NamedTuple):
+    """The plain form of a model's answer."""
+
+    logits_BTV: Tensor
+    state: State
+
+
+class Head(nn.Module, ABC):
+    """From features to the distribution over the vocabulary."""
+
+    @abstractmethod
+    def logits(self, features_BTF: Tensor) -> Tensor:
+        """Unnormalised log-probabilities, (B, T, V)."""
+
+    def log_probs(self, features_BTF: Tensor) -> Tensor:
+        """Log-probabilities in nats, (B, T, V)."""
+        return self.logits(features_BTF).log_softmax(-1)
+
+    def nll(self, features_BTF: Tensor, targets_BT: Tensor, weight_BT: Tensor | None = None) -> Tensor:
+        """Negative log-likelihood of each target in nats, times its weight: (B, T).
+
+        A weight of 0 takes a position out, be it padding or text that is given and not predicted.
+        """
+        logits_BTV = self.logits(features_BTF)
+        nats_BT = functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+        nats_BT = nats_BT.view_as(targets_BT)
+        return nats_BT if weight_BT is None else nats_BT * weight_BT
+
+
+class LanguageModel(nn.Module, ABC):
+    """A conditional distribution with a carried state. It has no training mode: noise is an argument."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.dtype = dtype
+
+    head: Head
+
+    @abstractmethod
+    def initial_state(self, batch_size: int) -> State:
+        """The state before the first token, which is the boundary token; finite, one row for each text."""
+
+    @abstractmethod
+    def features(
+        self, tokens_BT: Tensor, state: State, reset_BT: Tensor | None = None, noise: Noise | None = None
+    ) -> tuple[Tensor, State]:
+        """Read tokens: what the head needs for each next token, and the state after the last.
+
+        Args:
+            tokens_BT: int64, any T >= 1.
+            state: from :meth:`initial_state` or an earlier call; never changed.
+            reset_BT: bool; where true, that row's state is initial before the token is read.
+            noise: the masks of dropout; none outside training.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def predicted_num_parameters(config: ModelConfig, vocab_size: int) -> int:
+        """Number of trained numbers, from the settings alone."""
+
+    @abstractmethod
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw all parameters anew."""
+
+    def forward(self, tokens_BT: Tensor, state: State, reset_BT: Tensor | None = None) -> Output:
+        """Logits for each next token, and the state after the last."""
+        features_BTF, state = self.features(tokens_BT, state, reset_BT)
+        return Output(self.head.logits(features_BTF), state)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained numbers, a shared one counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device

@@ -1,0 +1,167 @@
+"""All sections together: the settings of a run, where they come from, and how they are written down.
+
+Later sources win: the defaults, a preset, a TOML file, single settings. The result is one frozen :class:`Config`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BeforeValidator, Field, NonNegativeInt, SerializeAsAny, ValidationError
+
+from elman.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    SamplingConfig,
+    Section,
+    TextConfig,
+    TokenizerConfig,
+    TrainingConfig,
+)
+from elman.errors import ConfigError, nearest
+from elman.models.kinds import model_config
+
+
+def _as_model_config(value: Any) -> Any:
+    return model_config(value) if isinstance(value, Mapping) else value
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    seed: NonNegativeInt = 1111
+    """Seeds initial weights, dropout and samples."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the model lives; `auto` takes CUDA where there is one, then MPS, else the CPU."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Of parameters and arithmetic."""
+    preset: str | None = None
+    """The named set of settings that this configuration started from."""
+    data: DataConfig = DataConfig()
+    text: TextConfig = TextConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_as_model_config)] = Field(
+        default_factory=lambda: model_config({})
+    )
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, resolved, as plain values; ``none`` where one is not set."""
+        return _with_none_by_name(self.model_dump(mode="json"))
+
+    def to_toml(self) -> str:
+        """The same as TOML."""
+        return tomli_w.dumps(self.to_dict())
+
+
+def resolve(
+    settings: Mapping[str, Any] | None = None, *, preset: str | None = None, file: str | Path | None = None
+) -> Config:
+    """Put a configuration together: defaults, then a preset, then a TOML file, then single settings.
+
+    Args:
+        settings: values by section, such as ``{"training": {"bptt": 64}, "seed": 1}``.
+        preset: a name of :func:`preset_names`; a preset named in the file or the settings counts as well.
+        file: a TOML file, such as the ``run.toml`` of a run.
+
+    Raises:
+        ConfigError: one line that names the setting, what was given and what is accepted.
+    """
+    given = settings or {}
+    from_file = _read_toml(Path(file)) if file is not None else {}
+    named = [name for name in (preset, given.get("preset"), from_file.get("preset")) if name not in (None, "none")]
+    preset = named[0] if named else None
+    merged: dict[str, Any] = {}
+    for source in (load_preset(preset) if preset else {}, from_file, given):
+        merged = _merge(merged, source)
+    if preset:
+        merged["preset"] = preset
+    try:
+        return Config(**merged)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, merged)) from None
+
+
+def preset_names() -> tuple[str, ...]:
+    """The presets that Elman brings, sorted."""
+    folder = resources.files("elman") / "presets"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """The settings of a preset, by section. Raises ConfigError if there is none of that name."""
+    if name not in preset_names():
+        raise ConfigError(f"unknown preset {name!r}{nearest(name, preset_names())}")
+    return tomllib.loads((resources.files("elman") / "presets" / f"{name}.toml").read_text("utf-8"))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file {str(path)!r}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read as TOML: {error}") from None
+
+
+def _with_none_by_name(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _with_none_by_name(value) if isinstance(value, dict) else "none" if value is None else value
+        for name, value in values.items()
+    }
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge setting by setting; what loses its meaning by a choice made above (another optimizer) goes with it."""
+    merged = dict(below)
+    for name, value in above.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(name, {}), Mapping):
+            merged[name] = _merge_section(name, merged.get(name, {}), value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _merge_section(name: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    section = _section_class(name, {**below, **above})
+    if section is None:
+        return {**below, **above}
+    kept = {key: value for key, value in below.items() if name != "model" or key in section.model_fields}
+    for setting, (other, accepted) in section.meaningful.items():
+        if other in above and above[other] not in accepted:
+            kept.pop(setting, None)
+    return kept | dict(above)
+
+
+def _section_class(name: str, values: Mapping[str, Any]) -> type[Section] | None:
+    """The class of a section; that of the model section depends on its kind."""
+    if name == "model":
+        return type(model_config({"kind": values.get("kind", "lstm")}))
+    annotation = Config.model_fields[name].annotation if name in Config.model_fields else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def _one_line(error: ValidationError, settings: Mapping[str, Any]) -> str:
+    """What is wrong with the settings, every fault in its clause: where, what was given, what is accepted."""
+    faults = []
+    for fault in error.errors():
+        path = [str(part) for part in fault["loc"] if not str(part).startswith("function-")]
+        where = ".".join(path)
+        if fault["type"] == "extra_forbidden":
+            section = _section_class(path[0], settings[path[0]]) if len(path) > 1 else Config
+            faults.append(f"unknown setting {where}{nearest(path[-1], (section or Config).model_fields)}")
+        elif fault["type"] == "value_error":
+            faults.append(f"{where + ': ' if where else ''}{fault['ctx']['error']}")
+        else:
+            faults.append(f"{where} is {fault['input']!r}: {fault['msg'][:1].lower()}{fault['msg'][1:]}")
+    return "; ".join(faults)

@@ -1,0 +1,1 @@
+"""Files to documents to tokens: sources, tokenizers and named corpora. No torch."""

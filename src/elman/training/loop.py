@@ -1,0 +1,418 @@
+"""The training loop: truncated back-propagation through time, told as a sequence of records.
+
+Shape letters: B rows (streams), T time.
+
+The loop owns the model, the streams, the carried state and the optimiser, and yields a :class:`Record` for whatever
+happens. It opens no file and prints nothing: logs, displays, model files and checkpoints are made by whoever reads
+the records (``elman.training.run``). Evaluating, sampling and saving leave no trace in the training itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from elman.data.prepare import Dataset
+from elman.data.streams import Segment, Streams, check_targets, fit_layout
+from elman.errors import ConfigError, ModelFileError, TextError, TrainingError
+from elman.evaluation import Evaluation, Interrupted, evaluate_split
+from elman.generation import Sampler
+from elman.models.contract import LanguageModel
+from elman.models.file import Bundle
+from elman.models.kinds import build_model
+from elman.models.noise import Noise, derived_seed
+from elman.models.state import State
+from elman.settings import Config
+from elman.training.checkpoint import Checkpoint
+from elman.training.optimizers import Optimizer, learning_rate_share
+
+RecordKind = Literal["notice", "update", "evaluation", "sample", "checkpoint", "stopped", "end"]
+
+_DEFAULT_EPOCHS = 10.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """One thing that happened."""
+
+    kind: RecordKind
+    values: Mapping[str, Any]
+    """What the seed and the settings determine, equal in every repetition."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What the clock and the machine determine."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, a number that is not finite as none."""
+        finite = {key: None if _not_finite(value) else value for key, value in self.values.items()}
+        return {"kind": self.kind} | finite | ({"measured": dict(self.measured)} if self.measured else {})
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+class Callback(Protocol):
+    """Watches a training, and may take part in it. Derive from it and override what is needed."""
+
+    def on_record(self, record: Record) -> Mapping[str, float] | None:
+        """See a record. What is returned for an update is added to its values."""
+
+    def loss(self, features_BTF: Tensor, segment: Segment) -> Tensor | None:
+        """A term to add to the loss of an update, in nats per token."""
+
+
+class Trainer:
+    """The state of one training.
+
+    Args:
+        config: all settings.
+        dataset: tokens and tokenizer.
+        callbacks: each sees every record.
+        should_stop: polled between and within updates, evaluations and samples; once true, the training says
+            ``checkpoint`` and ``stopped`` and ends.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        *,
+        callbacks: Sequence[Callback] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config, self.dataset = config, dataset
+        self._callbacks, self._should_stop = callbacks, should_stop
+        self.device = choose_device(config.device)
+        dtype = getattr(torch, config.dtype)
+        self.network: LanguageModel = build_model(
+            config.model, dataset.tokenizer.size, seed=config.seed, dtype=dtype, device=self.device
+        )
+        self._optimizer = Optimizer(self.network, config.training)
+        training = config.training
+        num_targets = len(dataset.train.tokens) - 1
+        batch_size, bptt = fit_layout(num_targets, training.batch_size, training.bptt)
+        self.streams = Streams(
+            dataset.train.tokens,
+            batch_size,
+            bptt,
+            trim=training.trim,
+            reset_token=dataset.tokenizer.boundary_id if config.data.reset_at_documents else None,
+        )
+        self.notices = list(dataset.notices)
+        if (batch_size, bptt) != (training.batch_size, training.bptt):
+            self.notices.append(
+                f"the training text has only {num_targets} tokens: training.batch_size {training.batch_size} becomes "
+                f"{batch_size}, training.bptt {training.bptt} becomes {bptt}"
+            )
+        if not training.has_budget:
+            self.notices.append(f"no budget is given: training for {_DEFAULT_EPOCHS:g} epochs")
+        for prompt in config.sampling.prompts:
+            if missing := dataset.tokenizer.unknown_characters(prompt):
+                raise TextError(
+                    f"sampling.prompts holds {prompt!r}, but the training text never has {missing}: give another"
+                )
+        self.update = 0
+        self.tokens = 0
+        self.segment_index = 0
+        self.elapsed_seconds = 0.0
+        self.plateau_factor = 1.0
+        self.best_nats = math.inf
+        self.best_update: int | None = None
+        self.last_evaluation: dict[str, Any] | None = None
+        self._evaluated_at = self._sampled_at = self._saved_at = 0
+        self._saved_seconds = time.monotonic()
+        self.state: State = self.network.initial_state(batch_size)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self.tokens // self.streams.num_targets
+
+    @property
+    def progress(self) -> float:
+        """The part of the budget that is used up, 0 to 1."""
+        budget = self.config.training
+        max_epochs = budget.max_epochs if budget.has_budget else _DEFAULT_EPOCHS
+        used = [
+            (self.update, budget.max_updates),
+            (self.tokens, budget.max_tokens),
+            (self.tokens / self.streams.num_targets, max_epochs),
+            (self.elapsed_seconds, budget.max_seconds),
+        ]
+        return min(1.0, max(amount / limit for amount, limit in used if limit is not None))
+
+    @property
+    def bundle(self) -> Bundle:
+        """The model as it stands, with where it comes from."""
+        provenance = {
+            "corpus": self.dataset.corpus_name,
+            "corpus_sha256": self.dataset.sha256,
+            "seed": self.config.seed,
+            "updates": self.update,
+            "tokens": self.tokens,
+            "valid": self.last_evaluation if self._evaluated_at == self.update else None,
+        }
+        return Bundle(self.network, self.dataset.tokenizer, provenance)
+
+    def records(self) -> Iterator[Record]:
+        """Train until the budget is used up or the caller stops it."""
+        with _threads(self.config.training.num_threads):
+            for record in self._records():
+                added: dict[str, float] = {}
+                for callback in self._callbacks:
+                    added |= callback.on_record(record) or {}
+                yield Record(record.kind, {**record.values, **added}, record.measured) if added else record
+
+    def _records(self) -> Iterator[Record]:
+        try:
+            for notice in self.notices if self.update == 0 else ():
+                yield Record("notice", {"text": notice})
+            yield from self._observe()  # what was due when an earlier run was stopped
+            while self.progress < 1.0:
+                self._poll()
+                yield self._train_segment()
+                yield from self._observe()
+        except Interrupted:
+            yield self._checkpoint_record()
+            yield Record("stopped", {"update": self.update, "tokens": self.tokens})
+            return
+        yield self._checkpoint_record()
+        end = {"update": self.update, "tokens": self.tokens, "epoch": self.epoch, "seed": self.config.seed}
+        if self.best_update is not None:
+            end |= {"best_update": self.best_update, "best_nats_per_token": self.best_nats}
+        yield Record("end", end, {"seconds": self.elapsed_seconds})
+
+    def _poll(self) -> None:
+        if self._should_stop():
+            raise Interrupted
+
+    def _train_segment(self) -> Record:
+        """One update: one segment of every stream."""
+        started = time.perf_counter()
+        segment = self.streams.segment(self.segment_index)
+        if segment.starts_epoch:
+            check_targets(segment)
+            self.state = self.network.initial_state(self.streams.batch_size)
+        rate = learning_rate_share(self.config.training, self.update, self.progress, self.plateau_factor)
+        loss, grad_norm, state = self._gradients(segment)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise TrainingError(
+                f"update {self.update + 1} gave a loss of {loss:g} nats and a gradient of norm {grad_norm:g}; the "
+                "weights before it are kept: lower training.learning_rate or set training.max_grad_norm"
+            )
+        self._optimizer.step(rate)
+        self.state = state.detach()
+        self.update += 1
+        self.tokens += segment.num_targets
+        self.segment_index = (self.segment_index + 1) % self.streams.num_segments
+        seconds = time.perf_counter() - started
+        self.elapsed_seconds += seconds
+        values = {
+            "update": self.update,
+            "epoch": self.epoch,
+            "tokens": self.tokens,
+            "nats": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": self.config.training.learning_rate * rate,
+        }
+        measured = {
+            "seconds": seconds,
+            "elapsed_seconds": self.elapsed_seconds,
+            "tokens_per_second": segment.num_targets / seconds,
+            "progress": self.progress,
+        }
+        return Record("update", values, measured)
+
+    def _gradients(self, segment: Segment) -> tuple[float, float, State]:
+        """Leave the clipped gradient of the mean loss in the parameters.
+
+        Returns:
+            The mean loss in nats per token, the norm of the gradient before clipping, and the state to carry on.
+        """
+        reset_BT = None if segment.reset_BT is None else segment.reset_BT.to(self.device)
+        noise = Noise(self.config.seed, self.update, self.streams.batch_size)
+        features_BTF, state = self.network.features(segment.tokens_BT.to(self.device), self.state, reset_BT, noise)
+        weight_BT = segment.weight_BT.to(self.device, self.network.dtype)
+        nats_BT = self.network.head.nll(features_BTF, segment.targets_BT.to(self.device), weight_BT)
+        loss = nats_BT.sum() / segment.num_targets
+        objective = loss
+        for callback in self._callbacks:
+            term = callback.loss(features_BTF, segment)
+            objective = objective if term is None else objective + term
+        self._optimizer.zero_grad()
+        objective.backward()
+        gradients = [p.grad for p in self._optimizer.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.config.training.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(
+                self._optimizer.parameters, self.config.training.max_grad_norm, norm
+            )
+        return loss.item(), norm.item(), state
+
+    def _observe(self) -> Iterator[Record]:
+        """Evaluate, sample and save where it is due after this update and not yet done."""
+        if self.update == 0:
+            return
+        ends = self.progress >= 1.0
+        config = self.config
+        evaluation_due = ends or self._due(config.evaluation.every_updates, self.segment_index == 0)
+        if self.dataset.valid is not None and evaluation_due and self._evaluated_at != self.update:
+            yield self._evaluate()
+        if (ends or self._due(config.sampling.every_updates, evaluation_due)) and self._sampled_at != self.update:
+            yield from self._sample()
+        self._poll()
+        waited = time.monotonic() - self._saved_seconds
+        by_time = config.checkpoint.every_seconds is not None and waited >= config.checkpoint.every_seconds
+        if not ends and self._saved_at != self.update and self._due(config.checkpoint.every_updates, by_time):
+            yield self._checkpoint_record()
+
+    def _due(self, every_updates: int | None, otherwise: bool) -> bool:
+        return otherwise if every_updates is None else self.update % every_updates == 0
+
+    def _evaluate(self) -> Record:
+        started = time.perf_counter()
+        evaluation = self.estimate()
+        nats = evaluation.score.nats_per_token
+        is_best = nats < self.best_nats  # never true for NaN
+        if is_best:
+            self.best_nats, self.best_update = nats, self.update
+        elif self.config.training.schedule == "plateau":
+            self.plateau_factor /= self.config.training.plateau_divisor
+        self._evaluated_at = self.update
+        self.last_evaluation = evaluation.to_dict()
+        values = {"update": self.update, "tokens": self.tokens, "split": "valid", "best": is_best}
+        return Record("evaluation", values | self.last_evaluation, {"seconds": time.perf_counter() - started})
+
+    def estimate(self) -> Evaluation:
+        """Judge the model on the validation part, as often during training."""
+        if self.dataset.valid is None:
+            raise TrainingError("there is no validation part to estimate on: set data.valid_fraction above 0")
+        return evaluate_split(
+            self.network,
+            self.dataset.valid,
+            self.dataset.tokenizer,
+            num_streams=self.config.evaluation.num_streams,
+            max_tokens=self.config.evaluation.max_tokens,
+            should_stop=self._should_stop,
+        )
+
+    def _sample(self) -> Iterator[Record]:
+        records = []
+        sampling = self.config.sampling
+        for prompt in sampling.prompts:
+            for temperature in sampling.temperatures:
+                started = time.perf_counter()
+                generated = Sampler(
+                    self.bundle,
+                    prompt,
+                    settings=sampling.model_copy(update={"temperature": temperature}),
+                    seed=derived_seed(self.config.seed, "sample", self.update, prompt, str(temperature)),
+                    should_stop=self._should_stop,
+                ).run()
+                self._poll()  # half a sample is no sample
+                values = {
+                    "update": self.update,
+                    "prompt": prompt,
+                    "temperature": temperature,
+                    "text": generated.text,
+                    "finish_reason": generated.finish_reason,
+                    "valid_bits_per_char": (self.last_evaluation or {}).get("bits_per_char"),
+                    "valid_nats_per_token": (self.last_evaluation or {}).get("nats_per_token"),
+                }
+                records.append(Record("sample", values, {"seconds": time.perf_counter() - started}))
+        self._sampled_at = self.update
+        yield from records
+
+    def has_observed(self, kind: Literal["evaluation", "sample"]) -> bool:
+        """Whether the evaluation, or the samples, of the present update are done."""
+        return (self._evaluated_at if kind == "evaluation" else self._sampled_at) == self.update
+
+    def _checkpoint_record(self) -> Record:
+        self._saved_at, self._saved_seconds = self.update, time.monotonic()
+        return Record("checkpoint", {"update": self.update, "tokens": self.tokens})
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything needed to go on, as it stands between two records."""
+        tensors = {f"model.{name}": parameter for name, parameter in self.network.named_parameters()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}
+        tensors |= {f"state.{name}": tensor for name, tensor in self.state.tensors.items()}
+        trainer = {
+            "update": self.update,
+            "tokens": self.tokens,
+            "segment_index": self.segment_index,
+            "elapsed_seconds": self.elapsed_seconds,
+            "plateau_factor": self.plateau_factor,
+            "best_nats": self.best_nats if self.best_update is not None else None,
+            "best_update": self.best_update,
+            "last_evaluation": self.last_evaluation,
+            "evaluated_at": self._evaluated_at,
+            "sampled_at": self._sampled_at,
+            "corpus_sha256": self.dataset.sha256,
+            "batch_size": self.streams.batch_size,
+            "bptt": self.streams.bptt,
+        }
+        return Checkpoint(tensors, trainer)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of the same settings and corpus.
+
+        Raises:
+            ModelFileError: it belongs to another corpus, layout or model.
+        """
+        trainer = checkpoint.trainer
+        for name, mine in (
+            ("corpus_sha256", self.dataset.sha256),
+            ("batch_size", self.streams.batch_size),
+            ("bptt", self.streams.bptt),
+        ):
+            if trainer[name] != mine:
+                raise ModelFileError(f"the checkpoint has {name} {trainer[name]}, this run {mine}: restore the corpus")
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "state": {}}
+        for name, tensor in checkpoint.tensors.items():
+            part, _, rest = name.partition(".")
+            # Copied: memory that comes from a file has another alignment, which changes the order of sums.
+            parts[part][rest] = tensor.clone().to(self.device)
+        with torch.no_grad():
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(parts["model"][name])
+        self._optimizer.load_tensors(parts["optimizer"])
+        self.state = State(parts["state"])
+        self.update, self.tokens = trainer["update"], trainer["tokens"]
+        self.segment_index = trainer["segment_index"]
+        self.elapsed_seconds = trainer["elapsed_seconds"]
+        self.plateau_factor = trainer["plateau_factor"]
+        self.best_update = trainer["best_update"]
+        self.best_nats = math.inf if trainer["best_nats"] is None else trainer["best_nats"]
+        self.last_evaluation = trainer["last_evaluation"]
+        self._evaluated_at, self._sampled_at = trainer["evaluated_at"], trainer["sampled_at"]
+        self._saved_at = self.update
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; ``auto`` takes CUDA, then MPS, then the CPU. Raises ConfigError where it is absent."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, present in available.items() if present))
+    if not available[name]:
+        present = ", ".join(kind for kind, there in available.items() if there)
+        raise ConfigError(f"device {name!r} is not present here; accepted: auto, {present}")
+    return torch.device(name)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Use this many threads, and give the process its own number back."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

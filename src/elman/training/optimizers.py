@@ -1,0 +1,169 @@
+"""Optimisers and the course of the learning rate.
+
+AdamW and SGD are PyTorch's. Muon is ours, because it has to know the gates: the matrices of a gated cell are stacked,
+and each gate's block is a linear map of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from elman.config import TrainingConfig
+from elman.models.contract import LanguageModel
+
+
+def newton_schulz(matrix_NRC: Tensor, iterations: int = 5) -> Tensor:
+    """Push the singular values of each of N matrices (R rows, C columns) towards one, keeping singular vectors.
+
+    The quintic iteration X <- a X + (b A + c A^2) X with A = X X^T and the coefficients of Jordan et al. 2024
+    (https://kellerjordan.github.io/posts/muon/), which brings values of 0.001 to 1 into about 0.7 to 1.2.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    wide = matrix_NRC.shape[-2] <= matrix_NRC.shape[-1]
+    x = matrix_NRC if wide else matrix_NRC.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
+    return x if wide else x.mT
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is orthogonalised, for the matrices of hidden layers.
+
+        m <- beta m + g;   u = newton_schulz(g + beta m), gate by gate;   W <- W (1 - lr * decay) - lr * s * u
+
+    with s = sqrt(max(1, rows / columns)) of a block. Paper: Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon/.
+
+    Args:
+        blocks: each matrix with the number of equal blocks stacked along its rows.
+        lr: learning rate; the change of a block has singular values of about lr.
+        momentum: beta.
+        weight_decay: decoupled.
+    """
+
+    def __init__(
+        self, blocks: Iterable[tuple[nn.Parameter, int]], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        groups = [{"params": [matrix], "blocks": count} for matrix, count in blocks]
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Apply one update. Matrices of one block shape are orthogonalised together."""
+        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor, dict]]] = {}
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
+                state = self.state[matrix]
+                if not state:
+                    state["momentum"] = torch.zeros_like(matrix)
+                momentum = state["momentum"].mul_(group["momentum"]).add_(matrix.grad)
+                ahead = matrix.grad.add(momentum, alpha=group["momentum"])
+                blocks_NRC = ahead.view(group["blocks"], -1, ahead.shape[-1])
+                by_shape.setdefault(tuple(blocks_NRC.shape[1:]), []).append((matrix, blocks_NRC, group))
+        for (rows, columns), entries in by_shape.items():
+            updates_NRC = newton_schulz(torch.cat([blocks for _, blocks, _ in entries]))
+            scale = math.sqrt(max(1.0, rows / columns))
+            pieces = updates_NRC.split([len(blocks) for _, blocks, _ in entries])
+            for (matrix, _, group), update in zip(entries, pieces, strict=True):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                matrix.add_(update.reshape(matrix.shape), alpha=-group["lr"] * scale)
+
+
+class Optimizer:
+    """The optimisers of one model and the rate that they share.
+
+    Args:
+        network: the model, whose parameters are each updated once, shared ones too.
+        config: optimiser, rates and decay. Decay falls on matrices alone.
+    """
+
+    def __init__(self, network: LanguageModel, config: TrainingConfig) -> None:
+        self.parameters = list(network.parameters())
+        hidden = _hidden_matrices(network) if config.optimizer == "muon" else []
+        taken = {id(matrix) for matrix, _ in hidden}
+        rest = [p for p in self.parameters if id(p) not in taken]
+        groups = [
+            {"params": [p for p in rest if p.dim() > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        if config.optimizer == "sgd":
+            first: torch.optim.Optimizer = torch.optim.SGD(groups, config.learning_rate, config.momentum)
+        else:
+            betas = (config.adam_beta1, config.adam_beta2)
+            first = torch.optim.AdamW(groups, config.learning_rate, betas, fused=True)
+        self._optimizers = [(first, config.learning_rate)]
+        if hidden:
+            muon = Muon(hidden, config.matrix_learning_rate, weight_decay=config.weight_decay)
+            self._optimizers.append((muon, config.matrix_learning_rate))
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for optimizer, _ in self._optimizers:
+            optimizer.zero_grad()
+
+    def step(self, rate: float) -> None:
+        """Apply one update at this share of the peak rates."""
+        for optimizer, peak in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = peak * rate
+            optimizer.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the optimisers remember, by name."""
+        return {
+            f"{number}.{index}.{name}": value
+            for number, (optimizer, _) in enumerate(self._optimizers)
+            for index, memory in optimizer.state_dict()["state"].items()
+            for name, value in memory.items()
+            if value is not None
+        }
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`tensors` gave, into fresh memory."""
+        for number, (optimizer, _) in enumerate(self._optimizers):
+            memory: dict[int, dict[str, Tensor]] = {}
+            for key, value in tensors.items():
+                owner, index, name = key.split(".")
+                if int(owner) == number:
+                    memory.setdefault(int(index), {})[name] = value.clone()
+            optimizer.load_state_dict({"state": memory, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _hidden_matrices(network: LanguageModel) -> list[tuple[nn.Parameter, int]]:
+    """The matrices between hidden layers, each with the number of gates stacked in it."""
+    from elman.models.stack import Layer
+
+    return [
+        (layer.get_parameter(name), declared.initial.parts)
+        for layer in network.modules()
+        if isinstance(layer, Layer)
+        for name, declared in layer.cell.parameters().items()
+        if len(declared.shape) == 2
+    ]
+
+
+def learning_rate_share(config: TrainingConfig, update: int, progress: float, plateau_factor: float) -> float:
+    """The share of the peak rate for an update.
+
+    Args:
+        config: schedule, warm-up and final rate.
+        update: number of the update, from 0.
+        progress: part of the budget that is used up, 0 to 1.
+        plateau_factor: what ``plateau`` has made of the rate so far.
+    """
+    warmup = min(1.0, (update + 1) / config.warmup_updates) if config.warmup_updates else 1.0
+    if config.schedule == "plateau":
+        return warmup * plateau_factor
+    if config.schedule == "constant":
+        return warmup
+    fall = progress if config.schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
+    return warmup * (1 - (1 - config.final_rate) * fall)
