@@ -27,6 +27,9 @@ from pydantic import (
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+BUDGETS = ("max_updates", "max_epochs", "max_tokens", "max_seconds")
+"""The settings of ``training`` that end it; the first reached counts."""
+
 
 class Section(BaseModel):
     """Base of all settings: frozen, strict about names, finite numbers only."""
@@ -167,6 +170,8 @@ class TrainingConfig(Section):
     """Tokens per segment T: the state is carried past a segment's end, its gradient is not."""
     trim: bool = False
     """Drop what does not divide evenly into streams, as PyTorch's word-level example does."""
+    reset_probability: Fraction = 0.0
+    """Chance that a stream's state is put back to initial before a segment, so that beginnings are learned too."""
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     """`muon` orthogonalises the updates of the recurrent layers' matrices and uses AdamW for the rest."""
     learning_rate: PositiveFloat = 2e-3
@@ -214,7 +219,7 @@ class TrainingConfig(Section):
     @property
     def has_budget(self) -> bool:
         """Whether anything ends the training."""
-        return any((self.max_updates, self.max_epochs, self.max_tokens, self.max_seconds))
+        return any(getattr(self, name) for name in BUDGETS)
 
 
 class EvaluationConfig(Section):

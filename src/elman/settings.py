@@ -6,7 +6,7 @@ Later sources win: the defaults, a preset, a TOML file, single settings. The res
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +26,7 @@ from elman.config import (
     TrainingConfig,
 )
 from elman.errors import ConfigError, nearest
-from elman.models.kinds import model_config
+from elman.models.kinds import kind_names, model_config, model_config_class
 
 
 def _as_model_config(value: Any) -> Any:
@@ -90,6 +90,29 @@ def resolve(
         return Config(**merged)
     except ValidationError as error:
         raise ConfigError(_one_line(error, merged)) from None
+
+
+def with_corpus(settings: Mapping[str, Any], corpus: str | Path | Sequence[str | Path] | None) -> dict[str, Any]:
+    """The settings with a corpus put into their data section."""
+    if corpus is None:
+        return dict(settings)
+    names = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+    return {**settings, "data": {**settings.get("data", {}), "corpus": [str(name) for name in names]}}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of all settings; those of the model depend on its kind."""
+    schema = Config.model_json_schema()
+    kinds = []
+    for kind in kind_names():
+        of_kind = model_config_class(kind).model_json_schema()
+        of_kind["title"] = kind
+        of_kind["properties"]["kind"] |= {"const": kind}
+        kinds.append(of_kind)
+    own = {"properties": {"kind": {"type": "string", "pattern": ":"}}, "required": ["kind"], "title": "a cell of your own"}
+    schema["properties"]["model"] = {"anyOf": [*kinds, own]}
+    del schema["$defs"]["ModelConfig"]
+    return schema
 
 
 def preset_names() -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,40 @@ def readme(root: Path) -> str:
 
 def test_the_readme_is_short(readme):
     assert len(readme.splitlines()) <= 200
+
+
+def test_the_cell_of_the_readme_keeps_the_laws(readme, tmp_path):
+    from elman.models.laws import check_cell
+
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "(Cell)" in block)
+    (tmp_path / "my_cell.py").write_text(code, encoding="utf-8")
+    assert check_cell(f"{tmp_path}/my_cell.py:MyCell") == []
+
+
+def test_the_commands_of_readme_and_docs_are_accepted(root):
+    from elman.cli import app
+
+    refused = []
+    for path in [root / "README.md", root / "CONTRIBUTING.md", root / "Makefile", *(root / "docs").glob("*.md")]:
+        for words in _commands(path.read_text(encoding="utf-8")):
+            try:
+                app.parse_args(words, exit_on_error=False, print_error=False)
+            except Exception as error:
+                refused.append(f"{path.name}: elman {' '.join(words)}: {error}")
+    assert not refused, "\n".join(refused)
+
+
+def _commands(text: str) -> list[list[str]]:
+    """What follows `elman` in code blocks and recipes, with names put in for what stands in capitals."""
+    lines = re.findall(r"^(?: {4}|\t\$\(BIN\)/)elman (.*)$", text, re.MULTILINE)
+    return [shlex.split(line.replace("$(RUN)", "runs/demo"), comments=True) for line in lines]
+
+
+def test_the_table_of_the_readme_names_every_command(readme):
+    from elman.cli import app
+
+    commands = {name for name in app if not name.startswith("-")}
+    assert set(re.findall(r"^\| `elman ([a-z]+)", readme, re.MULTILINE)) == commands
 
 
 def test_the_make_targets_that_are_written_about_exist(root):

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import elman
+
 MODULE_OF = {"pytest-xdist": "xdist", "myst-parser": "myst_parser", "tomli-w": "tomli_w"}
 
 # Imports what is named on standard input, with the blocked libraries out of reach, and says what came in.
@@ -109,6 +111,11 @@ def test_help_answers_without_torch(arguments, root):
     result = in_a_fresh_process(HELP, arguments, root)
     assert result["printed"].strip()
     assert "torch" not in result["loaded"]
+
+
+@pytest.mark.parametrize("name", elman.__all__)
+def test_every_public_name_leads_somewhere(name):
+    assert getattr(elman, name) is not None
 
 
 def test_third_party_imports_are_declared_and_optional_ones_wait_for_their_function(sources, core, extras):

@@ -1,1 +1,1 @@
-"""Tokens on disk: the token store and its preparation from a corpus. No torch."""
+"""Tokens on disk, made from a corpus, and the streams and segments that training cuts from them."""

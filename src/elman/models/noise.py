@@ -8,6 +8,7 @@ So the same masks come whether a batch is computed at once, in pieces, by severa
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,10 +44,11 @@ class Noise:
         """
         if share == 0.0:
             return x_BTI
-        generator = torch.Generator(device=x_BTI.device)
-        generator.manual_seed(derived_seed(self.seed, self.update, place))
-        drawn = torch.rand(
-            (self.num_rows, *x_BTI.shape[1:]), generator=generator, device=x_BTI.device, dtype=torch.float32
-        )
-        rows = drawn[self.first_row : self.first_row + x_BTI.shape[0]]
-        return x_BTI * ((rows >= share).to(x_BTI.dtype) / (1.0 - share))
+        kept = self.uniform(x_BTI.shape, place, x_BTI.device) >= share
+        return x_BTI * (kept.to(x_BTI.dtype) / (1.0 - share))
+
+    def uniform(self, shape: Sequence[int], place: str, device: torch.device) -> Tensor:
+        """Numbers in [0, 1) for the rows at hand, the first dimension of ``shape``."""
+        generator = torch.Generator(device=device).manual_seed(derived_seed(self.seed, self.update, place))
+        drawn = torch.rand((self.num_rows, *shape[1:]), generator=generator, device=device, dtype=torch.float32)
+        return drawn[self.first_row : self.first_row + shape[0]]

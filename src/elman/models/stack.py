@@ -21,10 +21,10 @@ from elman.models.noise import Noise
 from elman.models.state import State
 
 
-def _cells(config: StackConfig) -> list[Cell]:
+def _cells(config: StackConfig, num_layers: int) -> list[Cell]:
     """The cell of each layer, from the first."""
     cells: list[Cell] = []
-    for _ in range(config.num_layers):
+    for _ in range(num_layers):
         input_size = cells[-1].output_size if cells else config.embedding_size
         cells.append(find_cell(config.kind)(config, input_size))
     return cells
@@ -95,7 +95,7 @@ class RecurrentStack(LanguageModel):
         if not isinstance(config, StackConfig):
             raise ConfigError(f"model.kind {config.kind!r} is not a recurrent stack")
         super().__init__(config, vocab_size, dtype=dtype)
-        cells = _cells(config)
+        cells = _cells(config, config.num_layers)
         feature_size = cells[-1].output_size
         self.embedding = nn.Parameter(torch.zeros(vocab_size, config.embedding_size, dtype=dtype))
         self.layers = nn.ModuleList(Layer(cell, dtype) for cell in cells)
@@ -150,13 +150,15 @@ class RecurrentStack(LanguageModel):
     def predicted_num_parameters(config: ModelConfig, vocab_size: int) -> int:
         if not isinstance(config, StackConfig):
             raise ConfigError(f"model.kind {config.kind!r} is not a recurrent stack")
-        cells = _cells(config)
+        # From the second on all layers are alike, and a damaged file may claim any number of them.
+        cells = _cells(config, min(config.num_layers, 2))
+        layers = cells[0].num_parameters() + (config.num_layers - 1) * cells[-1].num_parameters()
         feature_size = cells[-1].output_size
         width = _output_width(config, feature_size)
         embedding = vocab_size * config.embedding_size
         projection = 0 if width == feature_size else width * feature_size
         output = projection + vocab_size + (0 if config.tie_weights else vocab_size * width)
-        return embedding + sum(cell.num_parameters() for cell in cells) + output
+        return embedding + layers + output
 
 
 def _output_width(config: StackConfig, feature_size: int) -> int:

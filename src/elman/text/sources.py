@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 import weakref
@@ -22,15 +21,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 from elman.config import DataConfig, TextConfig
 from elman.errors import ConfigError, MissingExtraError, TextError, UserError, nearest
 
-_BLOCK_BYTES = 1 << 22
-_MAX_PIECE = 1 << 22
+_BLOCK_BYTES = 1 << 18
+_MAX_PIECE = 1 << 20
 _MAX_RECORD = 1 << 28
 _DEFAULT_FIELD = "text"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -41,7 +40,10 @@ _KINDS: Mapping[str, Literal["jsonl", "csv", "tsv", "parquet"]] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-_PART = re.compile(r"(?:[^.]+\.)?(train|valid|test)\.(?:txt|tokens|raw|jsonl|ndjson|csv|tsv|parquet)(?:\.(?:gz|bz2|xz|zst))?")
+_PART = re.compile(
+    r"(?:[^.]+\.)?(train|valid|test)\.(?:txt|tokens|raw|jsonl|ndjson|csv|tsv|parquet)(?:\.(?:gz|bz2|xz|zst))?"
+)
+_UTF8_NAMES = ("utf-8", "utf-8-sig")
 _WIDE_BOMS = (  # the four-byte ones first, for UTF-32 LE begins as UTF-16 LE does
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -60,9 +62,8 @@ _BINARY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """At most some 4 million characters of one document, never empty."""
+class Piece(NamedTuple):
+    """At most some million characters of one document, never empty."""
 
     text: str
     starts_document: bool
@@ -94,7 +95,7 @@ class StringSource(Source):
         self.text = text
 
     def pieces(self) -> Iterator[Piece]:
-        return _cut_long((self.text,))
+        return (piece for piece in _cut_long((self.text,)) if piece.text)
 
     def fingerprint(self) -> str:
         return hashlib.sha256(utf8(self.text)).hexdigest()
@@ -113,7 +114,9 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise TextError(f"the text holds the lone surrogate U+{ord(text[error.start]):04X}, which is no character") from None
+        raise TextError(
+            f"the text holds the lone surrogate U+{ord(text[error.start]):04X}, which is no character"
+        ) from None
 
 
 def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Corpus:
@@ -143,7 +146,9 @@ def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Cor
     if named:
         if len(data.corpus) > 1:
             raise ConfigError(f"the named corpus {named[0]!r} stands alone; give ./{named[0]} if you mean a file")
-        return Corpus(named[0], {"all": corpora.open_named(named[0])})
+        if data.field is not None:
+            raise ConfigError(f"data.field {data.field!r} has no meaning for the named corpus {named[0]!r}")
+        return Corpus(named[0], corpora.open_named(named[0], text, raw=raw))
     if not data.corpus or data.corpus.count("-") > 1:
         raise ConfigError("data.corpus must name at least one file, and '-' at most once")
     name = data.corpus[0] + (f" and {len(data.corpus) - 1} more" if len(data.corpus) > 1 else "")
@@ -152,13 +157,26 @@ def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Cor
         parts = {"all": [file for spec in data.corpus for file in _find(spec)]}
     files = [file for part in parts.values() for file in part]
     if data.field is not None and all(file.kind == "text" for file in files):
-        raise ConfigError(f"data.field {data.field!r} has no meaning for plain text, only for .jsonl, .csv and .parquet")
+        raise ConfigError(
+            f"data.field {data.field!r} has no meaning for plain text, only for .jsonl, .csv and .parquet"
+        )
     if text.document_separator is not None and all(file.kind != "text" for file in files):
         raise ConfigError("text.document_separator has no meaning for .jsonl, .csv and .parquet: a row is a document")
     return Corpus(name, {part: _FileSource(found, data, text, raw, notes) for part, found in parts.items()})
 
 
-_COMMON_ENCODINGS = ("utf-8", "utf-16", "utf-32", "cp1252", "latin-1", "cp1251", "koi8-r", "gb18030", "big5", "shift_jis")
+_COMMON_ENCODINGS = (
+    "utf-8",
+    "utf-16",
+    "utf-32",
+    "cp1252",
+    "latin-1",
+    "cp1251",
+    "koi8-r",
+    "gb18030",
+    "big5",
+    "shift_jis",
+)
 
 
 class _Spool:
@@ -184,8 +202,8 @@ class _File:
 
     @property
     def _suffixes(self) -> tuple[str, str]:
-        inner, last = os.path.splitext(self.name.lower())
-        return (os.path.splitext(inner)[1], last) if last in _COMPRESSIONS else (last, "")
+        *_, inner, last = ["", "", *Path(self.name.lower()).suffixes]
+        return (inner, last) if last in _COMPRESSIONS else (last, "")
 
     @property
     def kind(self) -> Literal["text", "jsonl", "csv", "tsv", "parquet"]:
@@ -219,7 +237,8 @@ def _find(spec: str) -> list[_File]:
     if path.exists():
         raise TextError(f"{spec} is neither a file nor a folder")
     if glob.has_magic(spec):
-        found = sorted(name for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207, a pattern may begin anywhere
+        found = sorted(name for name in matches if Path(name).is_file())
         if not found:
             raise TextError(f"no file matches {spec!r}; '**' matches folders at any depth")
         return [_File(Path(name), name) for name in found]
@@ -312,7 +331,7 @@ class _FileSource(Source):
                 return
             texts: Iterable[str] = _decoded(file, self.config, tally)
             if self.config.newlines == "lf":
-                texts = _with_line_feeds(texts, tally)
+                texts = _with_line_feeds_across(texts, tally)
             if self.config.document_separator is not None:
                 yield from _separated(texts, self.config.document_separator, tally)
             else:
@@ -324,10 +343,13 @@ class _FileSource(Source):
                 tally["missing"] += 1
                 continue
             if not isinstance(value, str):
-                raise TextError(f"{where}: {self.field!r} holds {type(value).__name__}, not text; choose with --data.field")
+                raise TextError(
+                    f"{where}: {self.field!r} holds {type(value).__name__}, not text; choose with --data.field"
+                )
             if not value.isascii():
                 _refuse_surrogates(value, where)
-            yield from _cut_long(_with_line_feeds((value,), tally) if self.config.newlines == "lf" else (value,))
+            document = _with_line_feeds(value, tally) if self.config.newlines == "lf" else value
+            yield from _cut_long((document,)) if len(document) > _MAX_PIECE else (Piece(document, True),)
 
     def _json_rows(self, file: _File, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(_lines(file, self.config, tally), 1):
@@ -341,7 +363,9 @@ class _FileSource(Source):
             except (ValueError, RecursionError) as error:
                 raise TextError(f"{where} is not usable JSON: {error}") from None
             if not isinstance(row, dict):
-                raise TextError(f"{where} holds a JSON {type(row).__name__}; every line must be an object with {self.field!r}")
+                raise TextError(
+                    f"{where} holds a JSON {type(row).__name__}; every line must be an object with {self.field!r}"
+                )
             if self.field not in row:
                 raise TextError(self._no_field(where, row))
             yield where, row[self.field]
@@ -359,13 +383,13 @@ class _FileSource(Source):
         for row in rows:
             if len(row) != len(header):
                 raise TextError(
-                    f"{file.name}, line {reader.line_num} or before: a row of {len(row)} columns, the header has {len(header)}"
+                    f"{file.name}, line {reader.line_num}: a row of {len(row)} columns, the header has {len(header)}"
                 )
             yield file.name, row[column]
 
     def _parquet_rows(self, file: _File, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
         try:
-            import pyarrow
+            import pyarrow  # type: ignore[import-untyped]
             from pyarrow import parquet
         except ImportError:
             raise MissingExtraError("pyarrow", "data", f"reading {file.name}") from None
@@ -398,8 +422,11 @@ class _FileSource(Source):
         separator = self.config.document_separator
         if separator is not None and not tally["separators"]:
             said.append(f"text.document_separator {separator!r} does not occur")
-        if tally["nul"] * 5 > tally["characters"]:
-            said.append(f"{tally['nul']} of {tally['characters']} characters are NUL: perhaps it is UTF-16 (--text.encoding utf-16-le)")
+        if tally["nul"] * 5 > tally["bytes"]:
+            said.append(
+                f"{tally['nul']} of {tally['bytes']} bytes are NUL; if the text is UTF-16, "
+                "give --text.encoding utf-16-le"
+            )
         return said
 
 
@@ -420,38 +447,61 @@ def _blocks(file: _File) -> Iterator[bytes]:
         with _opened(file) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 yield block
-    except TextError:
-        raise
     except UserError:
         raise
-    except Exception as error:
-        # Each decompressor has errors of its own, some of them plain Exceptions.
+    except Exception as error:  # each decompressor has errors of its own
         if isinstance(error, OSError) and error.strerror:
             raise TextError(f"{file.name}: {error.strerror}") from None
         raise TextError(f"{file.name} is damaged, or not a {file.compression or 'plain'} file: {error}") from None
 
 
-def _opened(file: _File) -> IO[bytes]:
+def _opened(file: _File) -> Any:  # the decompressors' readers have no type in common
     match file.compression:
         case ".gz":
             import gzip
 
-            return gzip.open(file.path)  # type: ignore[return-value]
+            return gzip.open(file.path)
         case ".bz2":
             import bz2
 
-            return bz2.open(file.path)  # type: ignore[return-value]
+            return bz2.open(file.path)
         case ".xz":
             import lzma
 
-            return lzma.open(file.path)  # type: ignore[return-value]
+            return lzma.open(file.path)
         case ".zst":
             try:
                 import zstandard
             except ImportError:
                 raise MissingExtraError("zstandard", "data", f"reading {file.name}") from None
-            return zstandard.open(file.path, "rb")  # type: ignore[no-any-return]
+            if not _zstd_is_whole(file.path):
+                raise EOFError("the data end inside a frame")
+            return zstandard.ZstdDecompressor().stream_reader(file.path.open("rb"), read_across_frames=True)
     return file.path.open("rb")
+
+
+def _zstd_is_whole(path: Path) -> bool:
+    """Whether the last zstd frame is complete, which the library's reader does not tell; reads block headers only."""
+    import zstandard
+
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        while (start := stream.tell()) < size:
+            head = stream.read(18)
+            if head[1:4] == b"\x2a\x4d\x18":
+                stream.seek(start + 8 + int.from_bytes(head[4:8], "little"))
+                continue
+            stream.seek(start + zstandard.frame_header_size(head))
+            is_last = False
+            while not is_last:
+                block = stream.read(3)
+                if len(block) < 3:
+                    return False
+                header = int.from_bytes(block, "little")
+                is_last = bool(header & 1)
+                stream.seek(1 if header >> 1 & 3 == 1 else header >> 3, os.SEEK_CUR)
+            stream.seek(4 * zstandard.get_frame_parameters(head).has_checksum, os.SEEK_CUR)
+        return stream.tell() == size
 
 
 def _is_utf8(file: _File) -> bool:
@@ -463,3 +513,138 @@ def _is_utf8(file: _File) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _decoded(file: _File, config: TextConfig, tally: Counter[str]) -> Iterator[str]:
+    """The text of a file in blocks, decoded strictly, its byte order mark removed where that is asked for."""
+    decoder = codecs.getincrementaldecoder(config.encoding)()
+    is_utf8 = codecs.lookup(config.encoding).name in _UTF8_NAMES
+    num_bytes = 0
+    at_start = True
+    for block in chain(_blocks(file), (b"",)):
+        if is_utf8:
+            if num_bytes == 0:
+                _refuse_wide_encodings(block, file)
+            tally["nul"] += block.count(0)
+            tally["bytes"] += len(block)
+        held_back = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(block, not block)
+        except UnicodeDecodeError as error:
+            offset = num_bytes - held_back + error.start
+            raise TextError(_undecodable(file, config.encoding, offset, error.object[error.start])) from None
+        except UnicodeError as error:
+            raise TextError(f"{file.name} is not {config.encoding}: {error}; choose with --text.encoding") from None
+        num_bytes += len(block)
+        if at_start and text:
+            at_start = False
+            if text[0] == "\ufeff":
+                tally["boms"] += 1
+                text = text[1:] if config.bom == "strip" or file.kind != "text" else text
+        yield text
+
+
+def _refuse_wide_encodings(head: bytes, file: _File) -> None:
+    for mark, encoding in _WIDE_BOMS:
+        if head.startswith(mark):
+            raise TextError(
+                f"{file.name} begins with the byte order mark of {encoding.upper()}; give --text.encoding {encoding}"
+            )
+
+
+def _undecodable(file: _File, encoding: str, offset: int, byte: int) -> str:
+    """What is said of a byte that does not fit the encoding; the file is read again to find its line."""
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    head, seen = b"", 0
+    line_feeds = returns = 0
+    for block in _blocks(file):
+        head = head or block[:8192]
+        before = decoder.decode(block[: offset - seen])
+        line_feeds += before.count("\n")
+        returns += before.count("\r")
+        seen += len(block)
+        if seen > offset:
+            break
+    for magic, what in _BINARY:
+        if head.startswith(magic):
+            return f"{file.name} looks like {what}, not text; name the text files alone, as by 'folder/**/*.txt'"
+    where = f"{file.name}: byte {byte:#04x} at offset {offset}, line {1 + (line_feeds or returns)}, is not {encoding}"
+    if b"\0" in head:
+        return f"{where}; it looks like a binary file: leave it out, or model its bytes (--tokenizer.level byte)"
+    other = "cp1252" if codecs.lookup(encoding).name in _UTF8_NAMES else "utf-8"
+    return f"{where}; give its encoding (--text.encoding {other}), or model its bytes (--tokenizer.level byte)"
+
+
+def _with_line_feeds(text: str, tally: Counter[str]) -> str:
+    """Turn CR LF and lone CR into LF."""
+    if "\r" not in text:
+        return text
+    pairs = text.count("\r\n")
+    tally["crlf"] += pairs
+    tally["cr"] += text.count("\r") - pairs
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _with_line_feeds_across(texts: Iterable[str], tally: Counter[str]) -> Iterator[str]:
+    """The same for a text in blocks, where a CR may end one block and its LF begin the next."""
+    held_back = ""
+    for block in texts:
+        text = held_back + block
+        held_back = "\r" if text.endswith("\r") else ""
+        yield _with_line_feeds(text.removesuffix("\r"), tally)
+    yield _with_line_feeds(held_back, tally)
+
+
+def _separated(texts: Iterable[str], separator: str, tally: Counter[str]) -> Iterator[Piece]:
+    """Cut a text into documents at each separator, which may lie across two blocks."""
+    rest, starts = "", True
+    keep = len(separator) - 1
+    for text in texts:
+        *complete, rest = (rest + text).split(separator)
+        for document in complete:
+            yield Piece(document, starts)
+            starts = True
+        tally["separators"] += len(complete)
+        if len(rest) > keep:
+            cut = len(rest) - keep
+            yield Piece(rest[:cut], starts)
+            rest, starts = rest[cut:], False
+    yield Piece(rest, starts)
+
+
+def _lines(file: _File, config: TextConfig, tally: Counter[str]) -> Iterator[str]:
+    """The lines of a structured file, without their line feeds; only LF ends a line."""
+    rest = ""
+    for text in _decoded(file, config, tally):
+        *lines, rest = (rest + text).split("\n")
+        yield from lines
+        if len(rest) > _MAX_RECORD:
+            raise TextError(
+                f"{file.name} has a line of more than {_MAX_RECORD:,} characters; every line must be one record"
+            )
+    if rest:
+        yield rest
+
+
+def _csv_batches(reader: Any, file: _File) -> Iterator[list[str]]:
+    """Rows of a CSV reader, blank ones left out; the module's limit on a field is lifted only while rows are read."""
+    while True:
+        limit = csv.field_size_limit(_MAX_RECORD)
+        try:
+            rows = list(islice(reader, 64))
+        except csv.Error as error:
+            raise TextError(f"{file.name}, line {reader.line_num} is not valid CSV: {error}") from None
+        finally:
+            csv.field_size_limit(limit)
+        if not rows:
+            return
+        yield from filter(None, rows)
+
+
+def _refuse_surrogates(text: str, where: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TextError(
+            f"{where}: the lone surrogate U+{ord(text[error.start]):04X} is no character; remove it"
+        ) from None

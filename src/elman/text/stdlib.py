@@ -63,6 +63,12 @@ def source_files() -> list[Path]:
     return [files[name] for name in sorted(files)]
 
 
+def prose_key() -> str:
+    """Differs whenever the prose may: a digest of the Python version, `PROSE_VERSION` and the sizes of the files."""
+    parts = [python_name(), str(PROSE_VERSION), *(f"{path} {path.stat().st_size}" for path in source_files())]
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
 def code_documents() -> Iterator[str]:
     """The source files, each a document, with LF at the end of lines."""
     return map(_read, source_files())

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -39,6 +40,7 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 
 _DEFAULT_BPE_SIZE = 8192
 _MAX_WORD_LENGTH = 1 << 24
+_BATCH = 1 << 16
 _MAX_VOCABULARY_SIZE = 1 << 24
 
 
@@ -73,8 +75,12 @@ class Tokenizer(ABC):
         return len(self.vocabulary)
 
     @abstractmethod
-    def _ids(self, text: str) -> Ids:
-        """Ids of a text, -1 for what the vocabulary lacks."""
+    def _ids(self, pieces: Sequence[Piece]) -> Ids:
+        """Ids of pieces, the boundary before each one that starts a document, -1 for what the vocabulary lacks."""
+
+    def _recut(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
+        """Move cuts inside of documents to where no id depends on both sides."""
+        return pieces
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> Ids:
         """Ids of a text, int64, without a boundary; nothing inside a text is ever read as the boundary.
@@ -82,35 +88,41 @@ class Tokenizer(ABC):
         Raises:
             TextError: if something is not in the vocabulary and `unknown` is "error".
         """
-        ids = self._ids(text)
+        return self._encode([Piece(text, starts_document=False)], unknown)
+
+    def encode_pieces(self, pieces: Iterable[Piece], *, unknown: Unknown = "token") -> Iterator[Ids]:
+        """Ids of documents that arrive in pieces, a boundary before each document, the same wherever pieces are cut."""
+        for batch in _batched(self._recut(pieces)):
+            yield self._encode(batch, unknown)
+
+    def _encode(self, pieces: Sequence[Piece], unknown: Unknown) -> Ids:
+        ids = self._ids(pieces)
         if not ids.size or ids.min() >= 0:
             return ids
-        if unknown == "token":
+        if unknown == "token" and self.unknown_id is not None:
             return np.where(ids < 0, self.unknown_id, ids)
         if unknown == "skip":
             return ids[ids >= 0]
-        missing = self.unknown_characters(text)
+        missing = self.unknown_characters("".join(piece.text for piece in pieces))
         shown = ", ".join(map(repr, missing[:10])) + (" ..." if len(missing) > 10 else "")
         raise TextError(
             f"the vocabulary of {self.size} lacks {len(missing)} {'words' if self.level == 'word' else 'characters'} "
             f"of the text: {shown}; --unknown skip leaves them out, --unknown token reads them as {UNKNOWN}"
         )
 
-    def encode_pieces(self, pieces: Iterable[Piece], *, unknown: Unknown = "token") -> Iterator[Ids]:
-        """Ids of documents that arrive in pieces, a boundary before each document, the same wherever pieces are cut."""
-        boundary = np.array([self.boundary_id], np.int64)
-        for piece in _recut(pieces, self._complete):
-            if piece.starts_document:
-                yield boundary
-            yield self.encode(piece.text, unknown=unknown)
-
-    def _complete(self, text: str) -> int:
-        """Length of the part of a document's beginning whose ids cannot depend on what follows."""
-        return len(text)
+    def _with_boundaries(self, ids: Ids, pieces: Sequence[Piece], lengths: Sequence[int]) -> Ids:
+        """Put the boundary into the ids of joined pieces; `lengths` says how many of them each piece has."""
+        ends = list(accumulate(lengths, initial=0))
+        return np.insert(
+            ids, [end for end, piece in zip(ends, pieces, strict=False) if piece.starts_document], self.boundary_id
+        )
 
     def unknown_characters(self, text: str) -> list[str]:
         """The characters, or words at word level, that the vocabulary lacks, each once, sorted."""
-        return sorted(character for character in set(text) if (self._ids(character) < 0).any())
+        return sorted(character for character in set(text) if self._lacks(character))
+
+    def _lacks(self, character: str) -> bool:
+        return bool((self._ids([Piece(character, starts_document=False)]) < 0).any())
 
     @abstractmethod
     def decoder(self) -> Decoder:
@@ -132,6 +144,20 @@ class Tokenizer(ABC):
         """Everything needed to rebuild it with `tokenizer_from_dict`, as JSON holds it."""
 
 
+def _batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Group short pieces, since each call of a tokenizer costs as much as some hundred characters."""
+    batch: list[Piece] = []
+    num_chars = 0
+    for piece in pieces:
+        batch.append(piece)
+        num_chars += len(piece.text)
+        if num_chars >= _BATCH:
+            yield batch
+            batch, num_chars = [], 0
+    if batch:
+        yield batch
+
+
 def _recut(pieces: Iterable[Piece], complete: Callable[[str], int]) -> Iterator[Piece]:
     """Move the cuts between pieces of a document to places where nothing depends on what follows."""
     rest, starts = "", False
@@ -146,9 +172,6 @@ def _recut(pieces: Iterable[Piece], complete: Callable[[str], int]) -> Iterator[
             rest, starts = rest[end:], False
     if rest:
         yield Piece(rest, starts)
-
-
-# ---------------------------------------------------------------------------------------------------- characters
 
 
 class _TextDecoder(Decoder):
@@ -172,8 +195,9 @@ class CharTokenizer(Tokenizer):
     def train(cls, config: TokenizerConfig, pieces: Iterable[Piece]) -> CharTokenizer:
         """Take the characters of a text, the most frequent ones where `max_size` asks for it."""
         counts = np.zeros(_NUM_CODE_POINTS, np.int64)
-        for piece in pieces:
-            counts += np.bincount(_code_points(piece.text), minlength=_NUM_CODE_POINTS)
+        for batch in _batched(pieces):
+            found = np.bincount(_code_points("".join(piece.text for piece in batch)))
+            counts[: found.size] += found
         kept = np.flatnonzero(counts >= config.min_count)
         if config.max_size is not None:
             kept = kept[np.argsort(-counts[kept], kind="stable")][: _room(config, special=2)]
@@ -185,8 +209,11 @@ class CharTokenizer(Tokenizer):
         table[[ord(character) for character in self.vocabulary[2:]]] = np.arange(2, self.size)
         return table
 
-    def _ids(self, text: str) -> Ids:
-        return self._id_of_code_point[_code_points(text)]
+    def _ids(self, pieces: Sequence[Piece]) -> Ids:
+        texts = [piece.text for piece in pieces]
+        return self._with_boundaries(
+            self._id_of_code_point[_code_points("".join(texts))], pieces, list(map(len, texts))
+        )
 
     def decoder(self) -> Decoder:
         return _TextDecoder(self.vocabulary)
@@ -200,9 +227,6 @@ _NUM_CODE_POINTS = 0x110000
 
 def _code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4"))
-
-
-# --------------------------------------------------------------------------------------------------------- bytes
 
 
 class _ByteDecoder(Decoder):
@@ -232,8 +256,10 @@ class ByteTokenizer(Tokenizer):
     def __init__(self) -> None:
         self.vocabulary = _readable(self._entries)
 
-    def _ids(self, text: str) -> Ids:
-        return np.frombuffer(utf8(text), np.uint8).astype(np.int64)
+    def _ids(self, pieces: Sequence[Piece]) -> Ids:
+        encoded = [utf8(piece.text) for piece in pieces]
+        ids = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int64)
+        return self._with_boundaries(ids, pieces, list(map(len, encoded)))
 
     def decoder(self) -> Decoder:
         return _ByteDecoder(self._entries)
@@ -244,9 +270,6 @@ class ByteTokenizer(Tokenizer):
 
 def _readable(entries: Iterable[bytes | str]) -> tuple[str, ...]:
     return tuple(e.decode("utf-8", "backslashreplace") if isinstance(e, bytes) else e for e in entries)
-
-
-# --------------------------------------------------------------------------------------------------------- words
 
 
 class _WordDecoder(Decoder):
@@ -290,18 +313,21 @@ class WordTokenizer(Tokenizer):
         kept = [(-n, word) for word, n in counts.items() if n >= config.min_count and word not in cls._special]
         return cls(word for _, word in sorted(kept)[: _room(config, special=3)])
 
-    def _ids(self, text: str) -> Ids:
+    def _ids(self, pieces: Sequence[Piece]) -> Ids:
         find = self._id_of_word.get
         ids: list[int] = []
-        *lines, last = text.split("\n")
-        for line in lines:
-            ids.extend(find(word, -1) for word in line.split())
-            ids.append(2)
-        ids.extend(find(word, -1) for word in last.split())
+        for piece in pieces:
+            if piece.starts_document:
+                ids.append(self.boundary_id)
+            *lines, last = piece.text.split("\n")
+            for line in lines:
+                ids.extend([find(word, -1) for word in line.split()])
+                ids.append(2)
+            ids.extend([find(word, -1) for word in last.split()])
         return np.array(ids, np.int64)
 
-    def _complete(self, text: str) -> int:
-        return _whole_words(text)
+    def _recut(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
+        return _recut(pieces, _whole_words)
 
     def unknown_characters(self, text: str) -> list[str]:
         return sorted(set(text.split()) - self._id_of_word.keys())
@@ -325,8 +351,6 @@ def _whole_words(text: str) -> int:
         )
     return len(text) - last_word
 
-
-# ----------------------------------------------------------------------------------------------------- byte pairs
 
 # A long text is encoded in chunks, cut where a space follows something that is no white space, for no usual
 # pre-tokenizer joins the two. Where no such place comes, the cut is at 16 times the length. The cuts follow from the
@@ -360,7 +384,7 @@ def _last_chunk_end(text: str, size: int) -> int:
 
 def _chunks(text: str, size: int) -> list[str]:
     ends = [0, *_chunk_ends(text, size), len(text)]
-    return [text[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [text[start:end] for start, end in pairwise(ends)]
 
 
 class _WindowDecoder(Decoder):
@@ -506,22 +530,28 @@ class BPETokenizer(Tokenizer):
         except (ModelFileError, UnicodeDecodeError) as error:
             raise ModelFileError(f"tokenizer.path {path}: {error}") from None
 
-    def _ids(self, text: str) -> Ids:
+    def _ids(self, pieces: Sequence[Piece]) -> Ids:
+        chunks = [_chunks(piece.text, _CHUNK) for piece in pieces]
         try:
-            encodings = self._hub.encode_batch_fast(_chunks(text, _CHUNK), add_special_tokens=False)
+            encodings = iter(self._hub.encode_batch_fast(list(chain.from_iterable(chunks)), add_special_tokens=False))
         except TypeError:
             raise TextError("the text holds lone surrogates, which are no characters; use level 'byte'") from None
-        ids = np.concatenate([np.array(encoding.ids, np.int64) for encoding in encodings])
-        if (ids == self.boundary_id).any():
-            raise TextError(
-                f"this tokenizer reads a literal {BOUNDARY} in a text as the boundary; remove it from the text"
-            )
+        ids: list[int] = []
+        lengths = []
+        for of_piece in chunks:
+            start = len(ids)
+            for encoding in islice(encodings, len(of_piece)):
+                ids.extend(encoding.ids)
+            lengths.append(len(ids) - start)
+        found = np.array(ids, np.int64)
+        if (found == self.boundary_id).any():
+            raise TextError(f"this tokenizer reads a literal {BOUNDARY} in a text as the boundary; remove it")
         if self.unknown_id is not None:
-            ids[ids == self.unknown_id] = -1
-        return ids
+            found[found == self.unknown_id] = -1
+        return self._with_boundaries(found, pieces, lengths)
 
-    def _complete(self, text: str) -> int:
-        return _last_chunk_end(text, _CHUNK)
+    def _recut(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
+        return _recut(pieces, partial(_last_chunk_end, size=_CHUNK))
 
     def decoder(self) -> Decoder:
         if self._is_byte_level:
@@ -556,9 +586,6 @@ def _even_sample(pieces: Iterable[Piece], max_bytes: int) -> Iterator[str]:
             if (taken + length) * total <= max_bytes * seen:
                 taken += length
                 yield chunk
-
-
-# ------------------------------------------------------------------------------------------------ make and rebuild
 
 
 def train_tokenizer(config: TokenizerConfig, pieces: Iterable[Piece]) -> Tokenizer:
@@ -603,7 +630,7 @@ def tokenizer_from_dict(data: object) -> Tokenizer:
 
 
 def _char_from(characters: object) -> CharTokenizer:
-    if not isinstance(characters, str) or any(a >= b for a, b in zip(characters, characters[1:], strict=False)):
+    if not isinstance(characters, str) or any(a >= b for a, b in pairwise(characters)):
         raise ModelFileError("the tokenizer's 'characters' must be a string of different characters by code point")
     if not _is_unicode(characters):
         raise ModelFileError("the tokenizer's 'characters' hold a lone surrogate")

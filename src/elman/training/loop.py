@@ -172,7 +172,7 @@ class Trainer:
 
     def _records(self) -> Iterator[Record]:
         try:
-            for notice in self.notices if self.update == 0 else ():
+            for notice in self.notices:
                 yield Record("notice", {"text": notice})
             yield from self._observe()  # what was due when an earlier run was stopped
             while self.progress < 1.0:
@@ -200,8 +200,13 @@ class Trainer:
         if segment.starts_epoch:
             check_targets(segment)
             self.state = self.network.initial_state(self.streams.batch_size)
+        noise = Noise(self.config.seed, self.update, self.streams.batch_size)
+        if self.config.training.reset_probability:
+            drawn_B = noise.uniform((self.streams.batch_size,), "reset", self.device)
+            initial = self.network.initial_state(self.streams.batch_size)
+            self.state = self.state.reset(drawn_B < self.config.training.reset_probability, initial)
         rate = learning_rate_share(self.config.training, self.update, self.progress, self.plateau_factor)
-        loss, grad_norm, state = self._gradients(segment)
+        loss, grad_norm, state = self._gradients(segment, noise)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise TrainingError(
                 f"update {self.update + 1} gave a loss of {loss:g} nats and a gradient of norm {grad_norm:g}; the "
@@ -230,14 +235,13 @@ class Trainer:
         }
         return Record("update", values, measured)
 
-    def _gradients(self, segment: Segment) -> tuple[float, float, State]:
+    def _gradients(self, segment: Segment, noise: Noise) -> tuple[float, float, State]:
         """Leave the clipped gradient of the mean loss in the parameters.
 
         Returns:
             The mean loss in nats per token, the norm of the gradient before clipping, and the state to carry on.
         """
         reset_BT = None if segment.reset_BT is None else segment.reset_BT.to(self.device)
-        noise = Noise(self.config.seed, self.update, self.streams.batch_size)
         features_BTF, state = self.network.features(segment.tokens_BT.to(self.device), self.state, reset_BT, noise)
         weight_BT = segment.weight_BT.to(self.device, self.network.dtype)
         nats_BT = self.network.head.nll(features_BTF, segment.targets_BT.to(self.device), weight_BT)

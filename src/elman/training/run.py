@@ -24,14 +24,13 @@ from typing import Any, Self
 import torch
 
 import elman
+from elman.config import BUDGETS
 from elman.data.prepare import Dataset, prepare
 from elman.errors import ConfigError, MissingExtraError, ModelFileError
 from elman.models.file import MODEL_FILE, save_model, write_atomically
-from elman.settings import Config, resolve
+from elman.settings import Config, resolve, with_corpus
 from elman.training.checkpoint import newest_checkpoint, save_checkpoint
 from elman.training.loop import Callback, Record, Trainer
-
-BUDGETS = ("max_updates", "max_epochs", "max_tokens", "max_seconds")
 
 
 @dataclass(frozen=True)
@@ -218,14 +217,6 @@ def dry_run(corpus: str | Path | Sequence[str | Path] | None = None, **options: 
         peak_memory_bytes=peak_memory_bytes(),
         notices=tuple(trainer.notices),
     )
-
-
-def with_corpus(settings: Mapping[str, Any], corpus: str | Path | Sequence[str | Path] | None) -> dict[str, Any]:
-    """The settings with a corpus put into their data section."""
-    if corpus is None:
-        return dict(settings)
-    names = [corpus] if isinstance(corpus, str | Path) else list(corpus)
-    return {**settings, "data": {**settings.get("data", {}), "corpus": [str(name) for name in names]}}
 
 
 def peak_memory_bytes() -> int:

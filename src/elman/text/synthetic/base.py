@@ -89,7 +89,7 @@ def setting(default: int, lowest: int, highest: int) -> Any:
     return field(default=default, metadata={"range": (lowest, highest)})
 
 
-def size() -> Any:
+def size_setting() -> Any:
     """The parameter of those generators whose text is cut after so many characters."""
     return setting(500_000, 1, 10**10)
 
@@ -103,6 +103,8 @@ class Generator(ABC):
     """
 
     name: ClassVar[str]
+    has_answers: ClassVar[bool] = False
+    """Whether some characters are determined by what stands before them, in the sense of `answers`."""
     seed: int = setting(0, 0, 2**63 - 1)
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import UserError
-from elman.text.synthetic.base import CHUNK, Bits, Generator, Int64, KnownAnswer, setting, size
+from elman.text.synthetic.base import CHUNK, Bits, Generator, Int64, KnownAnswer, setting, size_setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Markov(Generator):
     """
 
     name = "markov"
-    size: int = size()
+    size: int = size_setting()
     order: int = setting(2, 0, 12)
     symbols: int = setting(4, 2, 26)
 
@@ -42,20 +42,22 @@ class Markov(Generator):
 
     @cached_property
     def weights(self) -> Int64:
-        """Chance of each letter in each context, in parts of 1024, (contexts, letters); no chance is 0.
+        """Chance of each letter in each context, in parts of 1024, (contexts, letters).
 
         The context's number has the letters before as digits, the last letter as the last digit.
         """
         contexts = self.symbols**self.order
         # Cubes of uniform numbers: most contexts then have a favourite, as in natural text.
         raw = (Bits("markov weights", self.seed).below(64, contexts, self.symbols) + 1) ** 3
-        weights = 1 + (self._PARTS - self.symbols) * raw // raw.sum(axis=1, keepdims=True)
+        # No letter is rarer than a sixteenth of its even share, or the chain could stick and be far from its mean.
+        least = self._PARTS // (16 * self.symbols)
+        weights = least + (self._PARTS - least * self.symbols) * raw // raw.sum(axis=1, keepdims=True)
         weights[np.arange(contexts), raw.argmax(axis=1)] += self._PARTS - weights.sum(axis=1)
         return weights
 
     def chunks(self) -> Iterator[str]:
         contexts = len(self.weights)
-        # table[context][draw of 10 bits] is the letter, held as the next context modulo the oldest letter.
+        # table[context][draw of 10 bits] is the next letter: each letter stands there as often as its weight says.
         table = [bytes(np.repeat(np.arange(self.symbols, dtype=np.uint8), row)) for row in self.weights]
         letters = bytes(range(97, 97 + self.symbols)).ljust(256)
         draws, context = self.bits().endless(num_bits=10), 0
@@ -121,7 +123,7 @@ class Grammar(Generator):
     """
 
     name = "grammar"
-    size: int = size()
+    size: int = size_setting()
 
     def chunks(self) -> Iterator[str]:
         # 16 entries each, one for every draw; the last symbol first, as the stack gives them back.

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from elman.errors import UserError
-from elman.text.synthetic.base import CHUNK, Bits, Generator, Int64, KnownAnswer, Span, setting, size
+from elman.text.synthetic.base import CHUNK, Bits, Generator, Int64, KnownAnswer, Span, setting, size_setting
 
 _BRACKETS = "([{<)]}>"
 
@@ -27,7 +27,8 @@ class Dyck(Generator):
     """
 
     name = "dyck"
-    size: int = size()
+    has_answers = True
+    size: int = size_setting()
     kinds: int = setting(2, 1, 4)
     depth: int = setting(8, 1, 1000)
 
@@ -71,6 +72,7 @@ class Dyck(Generator):
 class Task(Generator):
     """Examples, one a line, each a question of chance and an answer that follows from it and ends with the line."""
 
+    has_answers: ClassVar[bool] = True
     examples: int = setting(10_000, 1, 10**9)
 
     def chunks(self) -> Iterator[str]:

@@ -1,0 +1,98 @@
+"""The command line: each command parses, calls one public function, and prints.
+
+Commands are given by name and imported when they are called, so that ``elman --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+import elman
+from elman.errors import ElmanError
+
+_SIGINT, _SIGPIPE = 2, 13
+
+app = App(
+    name="elman",
+    help="Train, judge, look into and sample recurrent neural language models. `elman COMMAND --help` tells more.",
+    version=elman.__version__,
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+)
+for _name, _target, _help in (
+    ("train", "train:train", "Train a model on a text and write its run folder."),
+    ("resume", "train:resume", "Go on with a run from its newest checkpoint, as if it had never stopped."),
+    ("eval", "evaluate:evaluate", "Judge a model on the held-out part of its corpus, or on a text of yours."),
+    ("sample", "sample:sample", "Draw text from a model, token by token."),
+    ("inspect", "inspect:app", "Look into a model."),
+    ("data", "data:app", "Corpora: list them, fetch them, look at a text before training."),
+    ("check", "check:check", "Run the contract suite on a cell and say in one line each what is wrong."),
+    ("config", "config:app", "Show settings, resolved or as a schema."),
+):
+    app.command(f"elman.cli.{_target}", name=_name, help=_help)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the words after ``elman``; none: those that the process was started with.
+
+    Returns:
+        The exit code: 0, 2 for a mistake in what was given, 1 for a failure, 130 after Ctrl-C, 143 after SIGTERM.
+    """
+    _speak_utf8()
+    try:
+        code = app(_joined(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code or 0
+    except ElmanError as error:
+        return _complain("error", str(error), error.exit_code)
+    except CycloptsError as error:
+        error.verbose = False
+        return _complain("error", str(error).strip(), 2)
+    except KeyboardInterrupt as error:
+        number = error.args[0] if error.args else _SIGINT
+        return _complain("interrupted", "nothing was left to save", 128 + number)
+    except BrokenPipeError:
+        # Whoever read our output has gone; what is still buffered goes nowhere, or Python would complain at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + _SIGPIPE
+    except MemoryError:
+        return _complain("error", "out of memory: take a smaller model, training.batch_size or training.bptt", 1)
+    except Exception as error:
+        if os.environ.get("ELMAN_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        return _complain("bug", f"{what}; run with ELMAN_TRACEBACK=1 for the traceback", 1)
+
+
+def _complain(what: str, message: str, exit_code: int) -> int:
+    print(f"elman: {what}: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code
+
+
+def _speak_utf8() -> None:
+    """Texts are in any script: write UTF-8 whatever the locale says; bytes that are no text pass as they are."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """``--section.switch true`` as one word, for a switch alone takes no value."""
+    joined: list[str] = []
+    for word in words:
+        if word in ("true", "false") and joined and re.fullmatch(r"--\w+\.[\w-]+", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined

@@ -1,0 +1,113 @@
+"""``elman data``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from elman.cli.flags import AllFlags, Preset, Switch, given
+
+if TYPE_CHECKING:
+    from elman.data.inspect import CorpusReport
+
+app = App(name="data", help="Corpora: list them, fetch them, look at a text before training.")
+
+
+@app.command(name="list")
+def list_corpora(*, json: Switch = False) -> None:
+    """The corpora that have a name.
+
+    Args:
+        json: Print one JSON object on standard output.
+    """
+    from elman.cli.output import print_json, print_table
+    from elman.text.corpora import describe
+
+    described = describe()
+    if json:
+        print_json({"corpora": [corpus.to_dict() for corpus in described]})
+        return
+    rows = [(corpus.name, f"{corpus.what}\n{corpus.origin}, {corpus.size}") for corpus in described]
+    print_table("", ["name", "what"], rows, text_columns=2)
+
+
+@app.command
+def fetch(
+    name: str, /, *, source: Annotated[Path | None, Parameter(name="--from", metavar="FILE")] = None, json: Switch = False
+) -> None:
+    """Download a corpus into the cache, checked by its digest; or take it from a file of yours.
+
+    Args:
+        name: A name from `elman data list`.
+        source: The file to take instead of the network, or the folder that holds several.
+        json: Print one JSON object on standard output.
+    """
+    from elman.cli.output import print_json
+    from elman.text import corpora
+
+    folder = corpora.fetch(name, source)
+    if json:
+        print_json({"name": name, "folder": str(folder)})
+    else:
+        print(f"{name} lies in {folder}; train on it: elman train {name}")
+
+
+@app.command
+def inspect(
+    *corpus: str,
+    preset: Preset = None,
+    config: Path | None = None,
+    json: Switch = False,
+    flags: AllFlags | None = None,
+) -> None:
+    """Look at a text as training would read it: counts, vocabulary, first pairs, and what would go wrong.
+
+    Args:
+        corpus: As `elman train` takes it.
+        config: A TOML file of settings.
+        json: Print one JSON object on standard output.
+    """
+    from elman.cli.output import print_json
+    from elman.data.inspect import inspect_corpus
+    from elman.data.prepare import prepare
+    from elman.settings import resolve, with_corpus
+
+    resolved = resolve(with_corpus(given(flags), corpus or None), preset=preset, file=config)
+    dataset = prepare(resolved.data, resolved.text, resolved.tokenizer)
+    report = inspect_corpus(dataset, resolved.data, resolved.training)
+    if json:
+        print_json(report.to_dict())
+    else:
+        _print(report)
+
+
+def _print(report: CorpusReport) -> None:
+    from elman.cli.output import clean, print_table
+
+    print(f"{clean(report.name)}, SHA-256 {report.sha256}")
+    parts = report.parts.values()
+    counts = ("documents", "characters", "bytes", "tokens", "unknown", "lines", "longest_line")
+    rows = [(name.replace("_", " "), *(f"{getattr(part, name):,}" for part in parts)) for name in counts]
+    shares = ("duplicate_lines", "duplicate_documents", "lines_in_train")
+    rows += [(name.replace("_", " "), *(_percent(getattr(part, name)) for part in parts)) for name in shares]
+    print_table("", ["", *report.parts], rows)
+    print(f"vocabulary    {len(report.vocabulary):,} tokens of level {report.level}, {report.num_unused:,} never used")
+    print(f"most frequent {_counted(report.most_frequent)}")
+    print(f"rarest        {_counted(report.least_frequent)}")
+    print(f"streams       {report.batch_size} of segments of {report.bptt}, {report.segments_per_epoch:,} updates an epoch")
+    for pair in report.pairs:
+        print(f"pair          {pair.inputs!r} -> {pair.targets!r}")
+    for notice in report.notices:
+        print(f"note          {clean(notice)}")
+    for warning in report.warnings:
+        print(f"warning       {clean(warning)}")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _counted(tokens: tuple[tuple[str, int], ...]) -> str:
+    return "  ".join(f"{token!r} {count:,}" for token, count in tokens)

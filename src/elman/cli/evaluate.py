@@ -1,0 +1,76 @@
+"""``elman eval``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Literal
+
+from elman.cli.flags import OwnCell, Switch
+
+if TYPE_CHECKING:
+    from elman.judge import Judgement
+
+_UNITS = {"char": "character", "byte": "byte", "word": "word", "bpe": "bpe token"}
+
+
+def evaluate(
+    run: str,
+    /,
+    *text: str,
+    split: Literal["test", "valid", "train"] | None = None,
+    state: Literal["carried", "reset"] = "carried",
+    baselines: Switch = False,
+    json: Switch = False,
+    cell: OwnCell = None,
+) -> None:
+    """Judge a model.
+
+    Args:
+        run: A run folder or a model.safetensors.
+        text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
+        split: The part of the corpus; none: the test part, else the validation part.
+        state: Carried from the start of the text to its end, or reset at every document.
+        baselines: Also uniform, letter frequencies, gzip, bzip2 and xz on the same text.
+        json: Print one JSON object on standard output.
+    """
+    from elman import judge
+    from elman.cli.output import print_json
+
+    judgement = judge.evaluate(
+        run, text or None, split=split, state_policy=state, with_baselines=baselines, cell=cell
+    )
+    if json:
+        print_json(judgement.to_dict())
+    else:
+        _print(judgement)
+
+
+def _print(judgement: Judgement) -> None:
+    from elman.cli.output import figure, print_table
+
+    evaluation = judgement.evaluation
+    scores = {"this model": evaluation.score, **judgement.baselines}
+    ranked = sorted(scores.items(), key=lambda item: item[1].nats_total)
+    part = judgement.corpus if judgement.split == "text" else f"the {judgement.split} part of {judgement.corpus}"
+    title = (
+        f"{part}: {evaluation.score.tokens:,} tokens, state {evaluation.state_policy}; "
+        f"model of update {judgement.updates:,}, seed {judgement.seed}"
+        if judgement.updates is not None
+        else f"{part}: {evaluation.score.tokens:,} tokens, state {evaluation.state_policy}"
+    )
+    print_table(
+        title,
+        ["", "nats/token", f"perplexity per {_UNITS[judgement.level]}", "bits/char", "bits/byte"],
+        [
+            (name, figure(s.nats_per_token), figure(s.perplexity, 3), figure(s.bits_per_char), figure(s.bits_per_byte))
+            for name, s in ranked
+        ],
+        bold=[name for name, _ in ranked].index("this model") if judgement.baselines else None,
+    )
+    notices = list(judgement.notices)
+    if evaluation.num_unknown:
+        notices.append(
+            f"{evaluation.num_unknown:,} tokens are <unk>, so bits per character and byte are not defined"
+        )
+    for notice in notices:
+        print(f"note: {notice}", file=sys.stderr)

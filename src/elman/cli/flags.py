@@ -1,0 +1,161 @@
+"""A flag for every setting, made from the sections themselves: names, help, defaults and choices stand in one place.
+
+Values are handed on as they are typed; ``elman.settings.resolve`` checks them, as it checks a TOML file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from cyclopts import Group, Parameter
+from pydantic.fields import FieldInfo
+
+from elman.config import BUDGETS, Section
+from elman.models.kinds import kind_names, model_config_class
+from elman.settings import Config, preset_names
+
+_PLACEHOLDERS = {int: "N", float: "X", str: "TEXT"}
+
+
+def given(flags: object) -> dict[str, Any]:
+    """What was given on the command line, by section, as ``resolve`` takes it."""
+    settings: dict[str, Any] = {}
+    for field in dataclasses.fields(flags) if dataclasses.is_dataclass(flags) else ():
+        value = getattr(flags, field.name)
+        if value is None:
+            continue
+        section, _, name = field.name.partition("__")
+        if name:
+            settings.setdefault(section, {})[name] = value
+        elif isinstance(value, Mapping):  # settings of a person's own cell
+            settings[section] = settings.get(section, {}) | value
+        else:
+            settings[section] = value
+    return settings
+
+
+def _flags_of(sections: Mapping[str, Mapping[str, tuple[FieldInfo, str]]], *, bare: bool = False) -> Any:
+    """A dataclass with a field for every flag, all unset, for cyclopts to read; ``bare`` leaves the section out."""
+    fields: list[tuple[str, Any, Any]] = []
+    for order, (section, settings) in enumerate(sections.items()):
+        group = Group(section or "general", help=_summary(section), sort_key=order)
+        for name, (field, help_text) in settings.items():
+            path = f"{section}.{name}" if section else name
+            flag = name.replace("_", "-") if bare else path
+            fields.append((path.replace(".", "__"), _flag(flag, field, help_text, group), None))
+    if "model" in sections:
+        own = Annotated[dict[str, str] | None, Parameter(name="--model", show=False)]
+        fields.append(("model", own, None))
+    flags = dataclasses.make_dataclass("Flags", fields, frozen=True, namespace={"__module__": __name__})
+    return Annotated[flags, Parameter(name="*")]
+
+
+def _flag(name: str, field: FieldInfo, help_text: str, group: Group) -> Any:
+    kind = _plain(field.annotation)
+    several = get_origin(kind) is tuple
+    item = _plain(get_args(kind)[0]) if several else kind
+    takes: Any = bool if kind is bool else list[str] if several else str
+    return Annotated[
+        takes | None,
+        Parameter(
+            name=f"--{name}",
+            help=help_text + (" Repeat it for several." if several else ""),
+            group=group,
+            negative=(),
+            metavar=_PLACEHOLDERS.get(item, "NAME"),
+            choices=get_args(item) if get_origin(item) is Literal else None,
+            show_default=_shown(field.get_default(call_default_factory=False)),
+            json_list=False,
+        ),
+    ]
+
+
+def _plain(annotation: Any) -> Any:
+    """The type inside ``Annotated`` and ``| None``."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return _plain(next(arm for arm in get_args(annotation) if arm is not NoneType))
+    return annotation
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(map(_shown, default))
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "none" if default is None else str(default) or "''"
+
+
+def _sections() -> dict[str, dict[str, tuple[FieldInfo, str]]]:
+    """Every setting with its help text, by section; those at the top under an empty name."""
+    sections: dict[str, dict[str, tuple[FieldInfo, str]]] = {"": {}}
+    for name, field in Config.model_fields.items():
+        section = _section(name)
+        if name == "model":
+            sections[name] = dict(_model_settings())
+        elif section is not None:
+            sections[name] = {key: (setting, _help(section, key)) for key, setting in section.model_fields.items()}
+        elif name != "preset":  # an option of its own
+            sections[""][name] = (field, field.description or "")
+    return sections
+
+
+def _section(name: str) -> type[Section] | None:
+    field = Config.model_fields.get(name)
+    kind = _plain(field.annotation) if field else None
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _summary(section: str) -> str:
+    return "" if (kind := _section(section)) is None else (kind.__doc__ or "")
+
+
+def _help(section: type[Section], name: str) -> str:
+    text = section.model_fields[name].description or ""
+    if name in section.meaningful:
+        other, accepted = section.meaningful[name]
+        text += f" Only with {other} {' or '.join(accepted)}."
+    return text
+
+
+def _model_settings() -> Iterator[tuple[str, tuple[FieldInfo, str]]]:
+    """The settings of all kinds together; each says which kinds have it, unless all do."""
+    found: dict[str, dict[str, list[str]]] = {}
+    fields: dict[str, FieldInfo] = {}
+    for kind in kind_names():
+        section = model_config_class(kind)
+        for name, field in section.model_fields.items():
+            fields.setdefault(name, field)
+            found.setdefault(name, {}).setdefault(_help(section, name), []).append(kind)
+    num_kinds = len(kind_names())
+    for name in sorted(found, key=lambda name: (name != "kind", -sum(map(len, found[name].values())))):
+        texts = [
+            text if len(kinds) == num_kinds else f"{text} ({', '.join(kinds)} only)" for text, kinds in found[name].items()
+        ]
+        help_text = f"One of {', '.join(kind_names())}. " * (name == "kind") + " / ".join(texts)
+        yield name, (fields[name], help_text)
+
+
+OF_ONE_TEXT = ("max_new_tokens", "temperature", "top_k", "top_p")
+"""The settings of ``sampling`` that ``elman sample`` takes, without the section's name."""
+
+Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
+OwnCell = Annotated[
+    str | None, Parameter(metavar="CELL", help="Your own cell, ./file.py:Class, where the model was trained with one.")
+]
+Preset = Annotated[
+    str | None,
+    Parameter(choices=preset_names(), help="A named set of settings; --config and single settings override it."),
+]
+
+if TYPE_CHECKING:
+    AllFlags = BudgetFlags = SamplingFlags = object
+else:
+    _SECTIONS = _sections()
+    AllFlags = _flags_of(_SECTIONS)
+    BudgetFlags = _flags_of({"training": {name: _SECTIONS["training"][name] for name in BUDGETS}})
+    SamplingFlags = _flags_of({"sampling": {name: _SECTIONS["sampling"][name] for name in OF_ONE_TEXT}}, bare=True)

@@ -1,0 +1,86 @@
+"""``elman sample``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from elman.cli.flags import OF_ONE_TEXT, OwnCell, SamplingFlags, Switch, given
+from elman.errors import TextError, UserError
+
+if TYPE_CHECKING:
+    from elman.generation import Sampler
+
+
+def sample(
+    run: str,
+    /,
+    *,
+    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    prompt_file: Path | None = None,
+    seed: int = 0,
+    stop: Annotated[list[str] | None, Parameter(negative=(), allow_leading_hyphen=True)] = None,
+    unknown: Literal["error", "skip"] = "error",
+    json: Switch = False,
+    cell: OwnCell = None,
+    flags: SamplingFlags | None = None,
+) -> None:
+    """Draw a text.
+
+    Args:
+        run: A run folder or a model.safetensors.
+        prompt: How the text begins; none: from the boundary token alone.
+        prompt_file: A UTF-8 file with the prompt, '-' for standard input; its last line end belongs to it.
+        seed: The same seed gives the same text.
+        stop: A string that ends the text; repeat it for several.
+        unknown: What to do with characters of the prompt that the model never saw.
+        json: Print one JSON object on standard output.
+    """
+    from elman.cli.output import print_json
+    from elman.generation import Sampler
+    from elman.models.file import load_model
+    from elman.settings import resolve
+
+    sampling = resolve(given(flags)).sampling
+    if prompt is not None and prompt_file is not None:
+        raise UserError("--prompt and --prompt-file are two prompts: give one")
+    beginning = _read(prompt_file) if prompt_file is not None else prompt or ""
+    bundle = load_model(run, cell=cell)
+    if "\r" in beginning and bundle.tokenizer.unknown_characters("\r"):
+        beginning = beginning.replace("\r\n", "\n").replace("\r", "\n")  # as the training text was read
+    sampler = Sampler(bundle, beginning, settings=sampling, seed=seed, stop=stop or (), unknown=unknown)
+    if json:
+        figures = {"updates": bundle.provenance.get("updates"), "sampling": {name: getattr(sampling, name) for name in OF_ONE_TEXT}}
+        print_json({"prompt": beginning, **asdict(sampler.run()), **figures})
+    else:
+        _stream(sampler, beginning)
+
+
+def _stream(sampler: Sampler, beginning: str) -> None:
+    """Print a text while it is drawn; on a terminal, nothing in it moves the cursor."""
+    from elman.cli.output import clean
+
+    show = clean if sys.stdout.isatty() else str
+    print(show(beginning), end="", flush=True)
+    for piece in sampler:
+        print(show(piece), end="", flush=True)
+    print(flush=True)
+    result = sampler.result
+    if result is not None:
+        what = {"length": "the length asked for", "stop": "a stop string", "boundary": "the end of the document"}
+        reason = what.get(result.finish_reason, result.finish_reason)
+        print(f"{len(result.tokens)} tokens, seed {result.seed}, ended by {reason}", file=sys.stderr)
+
+
+def _read(path: Path) -> str:
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise TextError(f"the prompt file {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise TextError(f"the prompt file {str(path)!r} is not UTF-8 at byte {error.start}: convert it") from None

@@ -1,0 +1,77 @@
+"""``elman train`` and ``elman resume``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from elman.cli.flags import AllFlags, BudgetFlags, OwnCell, Preset, Switch, given
+
+def train(
+    *corpus: str,
+    out: Path | None = None,
+    preset: Preset = None,
+    config: Path | None = None,
+    overwrite: Switch = False,
+    dry_run: Switch = False,
+    json: Switch = False,
+    tensorboard: Switch = False,
+    flags: AllFlags | None = None,
+) -> int:
+    """Train a model on a text and write its run folder.
+
+    Args:
+        corpus: Files, folders, globs, '-' for standard input, or one name from `elman data list`; none: stdlib-prose.
+        out: The run folder; none: runs/CORPUS-KIND.
+        config: A TOML file of settings, such as the run.toml of another run.
+        overwrite: Replace a run folder that is there.
+        dry_run: One update, one estimate and one sample; print the plan and the memory, write nothing.
+        json: Print one JSON object on standard output.
+        tensorboard: Also write event files for TensorBoard.
+    """
+    from elman.cli.display import Display
+    from elman.cli.output import print_json, print_plan
+    from elman.cli.running import carry_through
+    from elman.settings import resolve, with_corpus
+    from elman.training import run as runs
+
+    settings: dict[str, Any] = given(flags)
+    chosen = {"preset": preset, "config": config, **settings}
+    if dry_run:
+        plan = runs.dry_run(corpus or None, **chosen)
+        print_json(plan.to_dict()) if json else print_plan(plan)
+        return 0
+    resolved = resolve(with_corpus(settings, corpus or None), preset=preset, file=config)
+    return carry_through(
+        lambda watch: runs.train(corpus or None, out=out, overwrite=overwrite, tensorboard=tensorboard, **chosen, **watch),
+        Display(resolved),
+        json=json,
+    )
+
+
+def resume(
+    run: Path,
+    /,
+    *,
+    cell: OwnCell = None,
+    json: Switch = False,
+    tensorboard: Switch = False,
+    flags: BudgetFlags | None = None,
+) -> int:
+    """Go on with a run.
+
+    Args:
+        run: The run folder.
+        json: Print one JSON object on standard output.
+        tensorboard: Also write event files for TensorBoard.
+    """
+    from elman.cli.display import Display
+    from elman.cli.running import carry_through
+    from elman.training import run as runs
+
+    budgets = given(flags).get("training", {})
+    return carry_through(
+        lambda watch: runs.resume(run, cell=cell, tensorboard=tensorboard, **budgets, **watch),
+        Display(runs.Run.open(run).config),
+        json=json,
+    )

@@ -1,0 +1,345 @@
+"""From a corpus to tokens on disk: split, train the tokenizer on the training part, encode, keep in a cache.
+
+The text is read in passes, never held: one to find its length and document borders, one to train the tokenizer, one
+to encode. Nothing of the held-out parts reaches the tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import weakref
+from array import array
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.metadata import version
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elman.config import DataConfig, TextConfig, TokenizerConfig
+from elman.data.store import Tokens, TokenStore, compact, write_tokens
+from elman.errors import ElmanError, TextError
+from elman.text.corpora import cache_folder
+from elman.text.sources import Corpus, Piece, Source, StringSource, open_corpus, utf8
+from elman.text.tokenizers import UNKNOWN, Tokenizer, Unknown, tokenizer_from_dict, train_tokenizer
+
+_FORMAT = 1
+"""Part of every cache key: raised when the same settings would give other tokens."""
+_PARTS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """The tokens of one part of a corpus.
+
+    `tokens` begins with the boundary; `tokens[1:]` are the targets. One boundary stands between documents and none at
+    the end. Characters and bytes are those of the text, boundaries not among them; bytes are UTF-8. `num_unknown`
+    counts the tokens that are `<unk>`.
+    """
+
+    tokens: Tokens
+    num_chars: int
+    num_bytes: int
+    num_documents: int
+    num_unknown: int
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A tokenized corpus; `valid` and `test` are None where nothing was held out.
+
+    `sha256` is that of the text after decoding and normalisation, all parts in order, as UTF-8. `notices` say in
+    sentences what happened to the text that a user should know.
+    """
+
+    tokenizer: Tokenizer
+    train: Split
+    valid: Split | None
+    test: Split | None
+    corpus_name: str
+    sha256: str
+    notices: tuple[str, ...]
+
+
+def prepare(
+    data: DataConfig, text: TextConfig, tokenizer: TokenizerConfig | Tokenizer, cache: Path | None = None
+) -> Dataset:
+    """Read, split and encode a corpus, or take the result of an earlier call from the cache.
+
+    A cut between parts that falls into a document moves to the nearest document border, unless that would halve the
+    part on either side of it; then the document is cut and goes on in the next part.
+
+    Args:
+        data: which corpus and which fractions; files given as train, valid and test are used as they are.
+        text: how to decode it.
+        tokenizer: the settings of one to train on the training part, or a finished one.
+        cache: the folder that gets `tokens/<key>`, by default `elman.text.corpora.cache_folder()`; a temporary folder
+            takes its place where it cannot be written.
+
+    Raises:
+        UserError: if the corpus is missing, unreadable, or empty.
+    """
+    corpus = open_corpus(data, text, raw=tokenizer.level == "byte")
+    home = (cache or cache_folder()) / "tokens"
+    key = _cache_key(corpus, data, text, tokenizer)
+    if key is not None and (dataset := _load(home / key)) is not None:
+        return dataset
+    notices = []
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".building-", dir=home))
+    except OSError as error:
+        notices.append(f"the cache folder {home} cannot be written ({error.strerror}); tokens are not kept")
+        folder, key = Path(tempfile.mkdtemp(prefix="elman-")), None
+    is_kept = False
+    try:
+        _build(folder, corpus, data, tokenizer, notices)
+        if key is not None and (is_kept := _move(folder, home / key)):
+            folder = home / key
+        dataset = _load(folder)
+        if dataset is None:
+            raise ElmanError(f"the tokens written to {folder} cannot be read back; is the disk damaged?")
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise TextError(f"cannot write the tokens to {folder}: {error.strerror or error}") from None
+        raise
+    if not is_kept:
+        weakref.finalize(dataset, shutil.rmtree, folder, ignore_errors=True)
+    return dataset
+
+
+def tokenize_text(text: Source | str, tokenizer: Tokenizer, *, unknown: Unknown = "token") -> Split:
+    """Encode a text that no tokenizer is trained on, such as one to be evaluated.
+
+    The tokens of a string stay in memory, those of a source go to a temporary file.
+
+    Raises:
+        TextError: if a source is empty, or something is not in the vocabulary and `unknown` is "error".
+    """
+    if isinstance(text, str):
+        chunks = [np.empty(0, np.int64)] if text else [np.array([tokenizer.boundary_id])]
+        counts = _encode(StringSource(text).pieces(), tokenizer, chunks.append, unknown=unknown)
+        return Split(compact(np.concatenate(chunks), tokenizer.size), **counts)
+    folder = Path(tempfile.mkdtemp(prefix="elman-"))
+    try:
+        with write_tokens(folder / "text.bin", tokenizer.size) as writer:
+            counts = _encode(text.pieces(), tokenizer, writer.append, unknown=unknown)
+        if not counts["num_chars"]:
+            raise TextError("the text is empty")
+        split = Split(writer.store.read(), **counts)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(split, shutil.rmtree, folder, ignore_errors=True)
+    return split
+
+
+def _encode(
+    pieces: Iterable[Piece],
+    tokenizer: Tokenizer,
+    append: Callable[[npt.NDArray[np.int64]], None],
+    digest: hashlib._Hash | None = None,
+    unknown: Unknown = "token",
+) -> dict[str, int]:
+    """Pass the ids of documents to `append`, and return the counts of a `Split`."""
+    counts = dict.fromkeys(("num_chars", "num_bytes", "num_documents", "num_unknown"), 0)
+
+    def counted() -> Iterator[Piece]:
+        for piece in pieces:
+            encoded = utf8(piece.text)
+            if digest is not None:
+                digest.update(encoded)
+            counts["num_chars"] += len(piece.text)
+            counts["num_bytes"] += len(encoded)
+            counts["num_documents"] += piece.starts_document
+            yield piece
+
+    for ids in tokenizer.encode_pieces(counted(), unknown=unknown):
+        if tokenizer.unknown_id is not None:
+            counts["num_unknown"] += int(np.count_nonzero(ids == tokenizer.unknown_id))
+        append(ids)
+    return counts
+
+
+def _build(
+    folder: Path, corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, notices: list[str]
+) -> None:
+    """Write the token files of all parts and the manifest that describes them."""
+    training: Source
+    streams: Iterable[tuple[str, Iterable[Piece]]]
+    if whole := corpus.parts.get("all"):
+        num_chars, borders = _survey(whole)
+        if not num_chars:
+            raise TextError(f"the corpus {corpus.name!r} is empty: there is not one character to train on")
+        cuts = _cuts(num_chars, borders, data)
+        training = _Beginning(whole, cuts[0])
+        streams = ((name, (p for _, p in group)) for name, group in groupby(_routed(whole, cuts), lambda pair: pair[0]))
+    else:
+        num_chars = None
+        training = corpus.parts["train"]
+        streams = ((name, source.pieces()) for name, source in corpus.parts.items())
+    built = tokenizer if isinstance(tokenizer, Tokenizer) else train_tokenizer(tokenizer, training)
+    digest = hashlib.sha256()
+    parts: dict[str, dict[str, int]] = {}
+    for name, pieces in streams:
+        with write_tokens(folder / f"{name}.bin", built.size) as writer:
+            counts = _encode(pieces, built, writer.append, digest)
+        parts[name] = {"num_tokens": writer.store.num_tokens, "crc32": writer.store.crc32, **counts}
+    if num_chars is not None and num_chars != sum(part["num_chars"] for part in parts.values()):
+        raise TextError(f"the corpus {corpus.name!r} changed while it was read; try again")
+    parts = {name: part for name, part in parts.items() if part["num_tokens"] > 1}
+    if "train" not in parts:
+        raise TextError(f"the training part of {corpus.name!r} is empty: it gives no tokens at level {built.level!r}")
+    for source in corpus.parts.values():
+        notices += [remark for remark in source.report() if remark not in notices]
+    notices += _remarks(parts, built, tokenizer, None if num_chars is None else data.valid_fraction)
+    body = json.dumps(
+        {
+            "corpus_name": corpus.name,
+            "sha256": digest.hexdigest(),
+            "notices": notices,
+            "parts": parts,
+            "tokenizer": built.to_dict(),
+        }
+    )
+    (folder / "dataset.json").write_text(f"{_sha256(body)}\n{body}", encoding="utf-8")
+
+
+def _remarks(
+    parts: Mapping[str, Mapping[str, int]],
+    built: Tokenizer,
+    asked: TokenizerConfig | Tokenizer,
+    valid_fraction: float | None,
+) -> list[str]:
+    """What the split and the tokenizer did that a user should know; the fraction is None where files were given."""
+    said = []
+    if "valid" not in parts:
+        reasons = {None: "none was given", 0.0: "data.valid_fraction is 0"}
+        said.append(f"there is no validation part: {reasons.get(valid_fraction, 'the corpus is too small for one')}")
+    unit = "words" if built.level == "word" else "characters" if built.level == "char" else "tokens"
+    for name, part in parts.items():
+        if part["num_unknown"]:
+            said.append(f"{name}: {part['num_unknown']:,} of {part['num_tokens'] - 1:,} {unit} are {UNKNOWN}")
+    if isinstance(asked, TokenizerConfig) and asked.level == "bpe" and asked.path is None:
+        sample, whole = min(asked.sample_bytes, parts["train"]["num_bytes"]), parts["train"]["num_bytes"]
+        said.append(f"{built.size:,} tokens of bpe learned on {sample:,} of the training part's {whole:,} bytes")
+    return said
+
+
+def _survey(source: Source) -> tuple[int, array[int]]:
+    """The number of characters, and where documents begin after the first."""
+    num_chars, borders = 0, array("q")
+    for piece in source.pieces():
+        if piece.starts_document and num_chars:
+            borders.append(num_chars)
+        num_chars += len(piece.text)
+    return num_chars, borders
+
+
+def _cuts(num_chars: int, borders: array[int], data: DataConfig) -> tuple[int, int]:
+    """Where the validation and the test part begin, in characters; training keeps one at least."""
+    # Decimal fractions are meant exactly: 1 - 0.05 - 0.05 of 1000 is 900, not 899.
+    valid, test = Fraction(str(data.valid_fraction)), Fraction(str(data.test_fraction))
+    first = max(1, int((1 - valid - test) * num_chars))
+    second = max(first, int((1 - test) * num_chars))
+    sizes = (first, second - first, num_chars - second)
+
+    def at_border(cut: int, before: int, after: int) -> int:
+        i = bisect(borders, cut)
+        nearest = min(borders[max(0, i - 1) : i + 1], key=lambda border: abs(border - cut), default=cut)
+        return nearest if 2 * abs(nearest - cut) < min(before, after) else cut
+
+    if not sizes[1]:
+        cut = at_border(first, sizes[0], sizes[2])
+        return cut, cut
+    return at_border(first, sizes[0], sizes[1]), at_border(second, sizes[1], sizes[2])
+
+
+def _routed(source: Source, cuts: tuple[int, ...]) -> Iterator[tuple[str, Piece]]:
+    """The pieces of a source and the part of each; a document that is cut begins anew in the next part."""
+    position = part = 0
+    for piece in source.pieces():
+        text, starts = piece.text, piece.starts_document
+        while text:
+            while part < len(cuts) and position == cuts[part]:
+                part, starts = part + 1, True
+            head = text if part == len(cuts) else text[: cuts[part] - position]
+            yield _PARTS[part], Piece(head, starts)
+            position += len(head)
+            text, starts = text[len(head) :], False
+
+
+class _Beginning(Source):
+    """The first characters of a source."""
+
+    def __init__(self, source: Source, num_chars: int) -> None:
+        self.source, self.num_chars = source, num_chars
+
+    def pieces(self) -> Iterator[Piece]:
+        routed = _routed(self.source, (self.num_chars,))
+        return (piece for _, piece in takewhile(lambda pair: pair[0] == "train", routed))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _cache_key(
+    corpus: Corpus, data: DataConfig, text: TextConfig, tokenizer: TokenizerConfig | Tokenizer
+) -> str | None:
+    """A name for the result, from all that it follows from; None where a source cannot tell whether it has changed."""
+    fingerprints = {name: source.fingerprint() for name, source in corpus.parts.items()}
+    if None in fingerprints.values():
+        return None
+    if isinstance(tokenizer, Tokenizer):
+        asked: Any = tokenizer.to_dict()
+    else:
+        asked = [tokenizer.model_dump(), tokenizer.path and Path(tokenizer.path).expanduser().read_text("utf-8")]
+    split = [data.valid_fraction, data.test_fraction]
+    everything = [_FORMAT, version("tokenizers"), corpus.name, fingerprints, split, text.model_dump(), asked]
+    return _sha256(json.dumps(everything))[:32]
+
+
+def _load(folder: Path) -> Dataset | None:
+    """The dataset in a folder; None where there is none, or it is damaged."""
+    try:
+        checksum, body = (folder / "dataset.json").read_text(encoding="utf-8").split("\n", 1)
+        if checksum != _sha256(body):
+            return None
+        manifest = json.loads(body)
+        tokenizer = tokenizer_from_dict(manifest["tokenizer"])
+        splits: dict[str, Split | None] = dict.fromkeys(_PARTS)
+        for name, part in manifest["parts"].items():
+            store = TokenStore(folder / f"{name}.bin", tokenizer.size, part.pop("num_tokens"), part.pop("crc32"))
+            splits[name] = Split(store.read(), **part)
+    except (OSError, ValueError, ElmanError):
+        return None
+    train = splits.pop("train")
+    if train is None:
+        return None
+    return Dataset(
+        tokenizer, train, **splits, corpus_name=manifest["corpus_name"], sha256=manifest["sha256"],
+        notices=tuple(manifest["notices"]),
+    )  # fmt: skip
+
+
+def _move(folder: Path, target: Path) -> bool:
+    """Give a finished folder its name in the cache, in place of a damaged one; whether a good one stands there now."""
+    try:
+        if target.exists() and _load(target) is None:
+            shutil.rmtree(target)
+        folder.rename(target)
+    except OSError:
+        if _load(target) is None:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+    return True

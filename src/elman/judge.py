@@ -1,0 +1,177 @@
+"""Judge a trained model: on the part of its corpus that was held out, or on another text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from elman.config import DataConfig, TextConfig
+from elman.data.prepare import Dataset, Split, prepare, tokenize_text
+from elman.errors import TextError, UserError
+from elman.evaluation import Evaluation, StatePolicy, baselines, evaluate_split
+from elman.metrics import Score
+from elman.models.file import Bundle, load_model
+from elman.settings import Config, resolve
+from elman.text.sources import Piece, Source, open_corpus, utf8
+
+SplitName = Literal["train", "valid", "test"]
+
+_DOCUMENTS_AT_ONCE = 16  # rows of a batch under the reset policy
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a model is worth on a text, and which model and text that are."""
+
+    evaluation: Evaluation
+    split: SplitName | Literal["text"]
+    """The part of the corpus, or ``text`` for one that is not divided."""
+    corpus: str
+    corpus_sha256: str
+    """Of the corpus, or of the text alone."""
+    level: str
+    """The token that perplexity is about: char, byte, word or bpe."""
+    seed: int | None
+    """Of the training."""
+    updates: int | None
+    """How far the training was when the model was saved."""
+    baselines: Mapping[str, Score]
+    """What simple means reach on the same text; empty unless asked for."""
+    notices: tuple[str, ...]
+    """What a reader of the figures should know about the text."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it by name, ready for JSON."""
+        return self.evaluation.to_dict() | {
+            "split": self.split,
+            "corpus": self.corpus,
+            "corpus_sha256": self.corpus_sha256,
+            "level": self.level,
+            "seed": self.seed,
+            "updates": self.updates,
+            "baselines": {name: score.to_dict() for name, score in self.baselines.items()},
+            "notices": list(self.notices),
+        }
+
+
+def evaluate(
+    where: str | Path,
+    text: str | Path | Sequence[str | Path] | None = None,
+    *,
+    split: SplitName | None = None,
+    state_policy: StatePolicy = "carried",
+    with_baselines: bool = False,
+    cell: str | None = None,
+    device: str = "cpu",
+) -> Judgement:
+    """Evaluate a model: every token once.
+
+    Args:
+        where: a run folder or a model file.
+        text: files, a folder, a glob, ``-``, or the name of a corpus; none: the corpus of the run.
+        split: which part; none: the test part, else the validation part.
+        state_policy: ``carried`` reads one stream from start to end; ``reset`` starts every document anew.
+        with_baselines: also judge simple means, whose letter counts come from the training part of the run.
+        cell: a person's own cell, where the model was trained with one.
+        device: where to compute.
+
+    Raises:
+        UserError: there is no such text or part, or the corpus has changed since the training.
+    """
+    bundle = load_model(where, device=device, cell=cell)
+    config = _config_of_run(Path(where), cell)
+    if config is None and (text is None or with_baselines):
+        what = "baselines need the training text" if with_baselines else "a model file knows no held-out text"
+        raise UserError(f"{what}: give a TEXT to evaluate on, or the run folder instead of {str(where)!r}")
+    dataset = _dataset_of_run(config, bundle, str(where)) if config and (text is None or with_baselines) else None
+    name: SplitName | Literal["text"]
+    if text is not None:
+        name, corpus, sha256, tokens, notices = _tokens_of_text(bundle, config, text, split)
+    elif dataset is not None:
+        name, tokens = _part_of(dataset, split)
+        corpus, sha256, notices = dataset.corpus_name, dataset.sha256, ()
+    return Judgement(
+        evaluation=evaluate_split(
+            bundle.network,
+            tokens,
+            bundle.tokenizer,
+            state_policy=state_policy,
+            num_streams=1 if state_policy == "carried" else _DOCUMENTS_AT_ONCE,
+        ),
+        split=name,
+        corpus=corpus,
+        corpus_sha256=sha256,
+        level=bundle.tokenizer.level,
+        seed=bundle.provenance.get("seed"),
+        updates=bundle.provenance.get("updates"),
+        baselines=baselines(dataset, tokens) if with_baselines and dataset is not None else {},
+        notices=notices,
+    )
+
+
+def _config_of_run(where: Path, cell: str | None) -> Config | None:
+    path = where / "run.toml"
+    # The cell is the one that the person names, not the one that the file names.
+    return resolve({"model": {"kind": cell}} if cell else {}, file=path) if path.is_file() else None
+
+
+def _dataset_of_run(config: Config, bundle: Bundle, where: str) -> Dataset:
+    """The corpus of a run, prepared as it was for the training."""
+    if "-" in config.data.corpus:
+        raise UserError(f"{where!r} was trained on standard input, which is gone: give a TEXT to evaluate on")
+    dataset = prepare(config.data, config.text, config.tokenizer)
+    if dataset.sha256 != bundle.provenance.get("corpus_sha256"):
+        raise TextError(f"the corpus {dataset.corpus_name!r} has changed since the training: restore it, or give a TEXT")
+    return dataset
+
+
+def _part_of(dataset: Dataset, split: SplitName | None) -> tuple[SplitName, Split]:
+    parts: dict[SplitName, Split | None] = {"test": dataset.test, "valid": dataset.valid, "train": dataset.train}
+    held_out = [name for name in ("test", "valid") if parts[name] is not None]
+    if split is None and not held_out:
+        raise UserError("nothing of this corpus was held out: give a TEXT, or --split train to judge by the training text")
+    chosen = split or held_out[0]
+    tokens = parts[chosen]
+    if tokens is None:
+        raise UserError(f"this corpus has no {chosen} part; accepted: {', '.join([*held_out, 'train'])}")
+    return chosen, tokens
+
+
+def _tokens_of_text(
+    bundle: Bundle, config: Config | None, text: str | Path | Sequence[str | Path], split: SplitName | None
+) -> tuple[SplitName | Literal["text"], str, str, Split, tuple[str, ...]]:
+    """Read a text with the decoding of the run: name of the part, name, SHA-256, tokens, notices."""
+    names = [text] if isinstance(text, str | Path) else text
+    corpus = open_corpus(
+        DataConfig(corpus=tuple(map(str, names))),
+        config.text if config else TextConfig(),
+        raw=bundle.tokenizer.level == "byte",
+    )
+    if "all" in corpus.parts and split is not None:
+        raise UserError(f"{corpus.name!r} is one text without parts: leave --split out")
+    given: list[SplitName] = [name for name in ("test", "valid", "train") if name in corpus.parts]
+    name: SplitName | Literal["text"] = split or (given[0] if given else "text")
+    source = corpus.parts.get("all" if name == "text" else name)
+    if source is None:
+        raise UserError(f"{corpus.name!r} has no {name} part; accepted: {', '.join(given)}")
+    hashed = _Hashed(source)
+    tokens = tokenize_text(hashed, bundle.tokenizer, unknown="token")
+    return name, corpus.name, hashed.sha256, tokens, tuple(source.report())
+
+
+class _Hashed(Source):
+    """A source that says after a pass what the SHA-256 of its text is."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.sha256 = ""
+
+    def pieces(self) -> Iterator[Piece]:
+        digest = hashlib.sha256()
+        for piece in self._source.pieces():
+            digest.update(utf8(piece.text))
+            yield piece
+        self.sha256 = digest.hexdigest()

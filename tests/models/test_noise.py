@@ -1,0 +1,72 @@
+"""Dropout's masks: the right share, the right scale, and nothing but their key decides them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from elman.models.kinds import build_model, model_config
+from elman.models.noise import Noise, derived_seed
+
+ONES = torch.ones(4, 50, 100)
+KEY = Noise(seed=3, update=5, num_rows=4)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_share_is_dropped_and_the_rest_scaled(share):
+    dropped = KEY.dropout(ONES, share, "embedding")
+    assert dropped.unique().tolist() == pytest.approx([0.0, 1 / (1 - share)])
+    deviation = (share * (1 - share) / ONES.numel()) ** 0.5
+    assert abs((dropped == 0).double().mean().item() - share) < 4 * deviation
+
+
+def test_a_share_of_zero_does_nothing():
+    assert KEY.dropout(ONES, 0.0, "embedding") is ONES
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        (Noise(seed=4, update=5, num_rows=4), "embedding"),
+        (Noise(seed=3, update=6, num_rows=4), "embedding"),
+        (KEY, "layer 0"),
+    ],
+)
+def test_another_key_gives_other_masks(key, place):
+    mine = KEY.dropout(ONES, 0.5, "embedding")
+    assert torch.equal(mine, KEY.dropout(ONES, 0.5, "embedding"))
+    assert 0.4 < (mine == key.dropout(ONES, 0.5, place)).double().mean() < 0.6
+
+
+def test_rows_have_the_masks_of_their_number_in_the_global_batch():
+    whole = KEY.dropout(ONES, 0.5, "x")
+    parts = [Noise(3, 5, 4, first_row=first).dropout(ONES[first : first + 2], 0.5, "x") for first in (0, 2)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert not torch.equal(whole[0], whole[1])
+
+
+def test_the_dtype_stays_and_the_mask_does_not_depend_on_it():
+    double = KEY.dropout(ONES.double(), 0.5, "x")
+    assert double.dtype == torch.float64
+    assert torch.equal(double.float(), KEY.dropout(ONES, 0.5, "x"))
+
+
+def test_a_derived_seed_is_the_same_in_every_process():
+    assert derived_seed(1111, "initial weights") == 2370784381751425995
+    assert derived_seed(1, "a") != derived_seed(1, "b") != derived_seed(2, "b")
+    assert all(0 <= derived_seed(i) < 2**63 for i in range(100))
+
+
+def test_a_model_drops_in_training_only_and_never_on_the_recurrent_path():
+    config = model_config({"kind": "lstm", "embedding_size": 8, "hidden_size": 8, "num_layers": 2, "dropout": 0.5})
+    network = build_model(config, 5, seed=1, dtype=torch.float64)
+    tokens = torch.randint(5, (4, 6), generator=torch.Generator().manual_seed(1))
+    initial = network.initial_state(4)
+    with torch.no_grad():
+        first, after = network.features(tokens, initial)
+        again, _ = network.features(tokens, initial)
+        noisy, noisy_after = network.features(tokens, initial, noise=KEY)
+    assert torch.equal(first, again)
+    assert 0.3 < (noisy == 0).double().mean() < 0.7  # the last layer's output is dropped
+    assert all((tensor != 0).all() for tensor in noisy_after.tensors.values())  # what is carried is not
+    assert not torch.equal(noisy_after.tensors["0.h"], after.tensors["0.h"])  # the embedding is

@@ -1,0 +1,109 @@
+"""A state is a value: every operation gives a new one, acts on every part, and is undone by its inverse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from elman.errors import ModelFileError
+from elman.models.state import State
+
+
+@pytest.fixture
+def state() -> State:
+    """Parts of different shapes and dtypes, as different families have them."""
+    generator = torch.Generator().manual_seed(1)
+    return State({
+        "0.h": torch.randn(3, 4, generator=generator),
+        "0.c": torch.randn(3, 2, 5, generator=generator),
+        "1.tokens": torch.randint(9, (3, 6), generator=generator),
+        "1.count": torch.tensor([1.0, 2.0, 3.0]),
+    })  # fmt: skip
+
+
+def equal(one: State, other: State) -> bool:
+    return one.tensors.keys() == other.tensors.keys() and all(
+        tensor.dtype == other.tensors[name].dtype and torch.equal(tensor, other.tensors[name])
+        for name, tensor in one.tensors.items()
+    )
+
+
+def test_size(state):
+    assert state.batch_size == 3
+    assert state.num_bytes == 3 * (4 * 4 + 10 * 4 + 6 * 8 + 4)
+
+
+@pytest.mark.parametrize("rows", [[2, 0], [1, 1, 1, 0], torch.tensor([0]), range(3), torch.tensor([True, False, True])])
+def test_selected_rows_are_those_rows_of_every_part(state, rows):
+    index = torch.as_tensor(rows)
+    selected = state.select(rows)
+    for name, tensor in state.tensors.items():
+        assert torch.equal(selected.tensors[name], tensor[index])
+
+
+def test_stack_undoes_select(state):
+    assert equal(State.stack([state.select([0, 1]), state.select([2])]), state)
+
+
+def test_reset_replaces_the_chosen_rows_of_every_part_and_no_other(state):
+    initial = state.map(lambda tensor: torch.full_like(tensor, 7))
+    before = state.map(torch.clone)
+    after = state.reset(torch.tensor([False, True, False]), initial)
+    assert equal(after.select([0, 2]), state.select([0, 2]))
+    assert equal(after.select([1]), initial.select([1]))
+    assert equal(state, before)
+
+
+def test_detach_cuts_every_part_and_keeps_the_values(state):
+    weight = torch.ones((), requires_grad=True)
+    grown = state.map(lambda tensor: tensor * weight)
+    cut = grown.detach()
+    assert all(tensor.requires_grad for tensor in grown.tensors.values())
+    assert not any(tensor.requires_grad for tensor in cut.tensors.values())
+    assert all(torch.equal(tensor, grown.tensors[name]) for name, tensor in cut.tensors.items())
+
+
+def test_bytes_hold_everything(state):
+    restored = State.from_bytes(state.to_bytes(), like=state.select([0]))
+    assert equal(restored, state)
+    assert state.to_bytes() == restored.to_bytes()
+
+
+def test_a_restored_state_has_memory_of_its_own(state):
+    data = bytearray(state.to_bytes())
+    restored = State.from_bytes(bytes(data), like=state)
+    assert all(tensor.data_ptr() % 64 == 0 or tensor.numel() < 16 for tensor in restored.tensors.values())
+    assert all(tensor.storage_offset() == 0 for tensor in restored.tensors.values())
+
+
+def of(**changes: torch.Tensor | None) -> bytes:
+    parts = {"h": torch.zeros(2, 3), "c": torch.zeros(2, 3)} | changes
+    return save({name: tensor for name, tensor in parts.items() if tensor is not None})
+
+
+LIKE = State({"h": torch.zeros(1, 3), "c": torch.zeros(1, 3)})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a state that Elman saved"),
+        (b"\x80\x04pickle", "not a state that Elman saved"),
+        (of()[:-1], "not a state that Elman saved"),
+        (b"\xff" * 8 + of()[8:], "not a state that Elman saved"),
+        (of(c=None), r"has the parts \['h'\]; the model carries \['c', 'h'\]"),
+        (of(d=torch.zeros(2, 3)), r"has the parts \['c', 'd', 'h'\]"),
+        (of(h=torch.zeros(3, 3)), "differ in their number of rows"),
+        (of(h=torch.zeros(0, 3), c=torch.zeros(0, 3)), "differ in their number of rows, or have none"),
+        (of(h=torch.zeros(2, 4)), r"part 'h' of this state is torch.float32 \[4\]; the model carries torch.float32"),
+        (of(h=torch.zeros(2, 3, dtype=torch.float64)), "part 'h' of this state is torch.float64"),
+        (of(h=torch.full((2, 3), float("nan"))), "part 'h' of this state holds a number that is not finite"),
+        (of(c=torch.full((2, 3), float("inf"))), "part 'c' of this state holds a number that is not finite"),
+        (of(h=torch.tensor(1.0)), "differ in their number of rows"),
+    ],
+)
+def test_bytes_that_are_no_state_of_the_model_are_refused(data, message):
+    with pytest.raises(ModelFileError, match=message) as error:
+        State.from_bytes(data, like=LIKE)
+    assert "\n" not in str(error.value)
