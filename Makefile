@@ -17,10 +17,10 @@ help: ## list the targets
 demo: $(CORE) ## train a character LSTM for about 90 seconds, judge it, sample from it
 	$(BIN)/elman train --preset demo --out $(RUN) --overwrite
 	$(BIN)/elman eval $(RUN) --baselines
-	$(BIN)/elman sample $(RUN) --temperature 0.3
-	$(BIN)/elman sample $(RUN) --temperature 0.8
-	$(BIN)/elman sample $(RUN) --temperature 1.5
-	@echo "The run lies in $(RUN); go on with: $(BIN)/elman sample $(RUN) --prompt 'The '"
+	$(BIN)/elman sample $(RUN) --prompt 'The ' --temperature 0.3
+	$(BIN)/elman sample $(RUN) --prompt 'The ' --temperature 0.8
+	$(BIN)/elman sample $(RUN) --prompt 'The ' --temperature 1.5
+	@echo "The run lies in $(RUN); go on with: $(BIN)/elman sample $(RUN) --prompt 'In Python, '"
 
 test: $(DEV) ## run the fast test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)

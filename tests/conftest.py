@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("elman", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("elman")
 
 TINY_TEXT = (
     "the cat sat on the mat.\nthe dog sat on the log.\n"

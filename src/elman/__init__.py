@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elman.errors import ElmanError as ElmanError
     from elman.errors import UserError as UserError
-    from elman.evaluation import evaluate as evaluate
+    from elman.judge import evaluate as evaluate
     from elman.model import Model as Model
     from elman.model import load as load
     from elman.settings import Config as Config
@@ -31,7 +31,7 @@ _HOMES = {
     "ElmanError": "elman.errors",
     "Model": "elman.model",
     "UserError": "elman.errors",
-    "evaluate": "elman.evaluation",
+    "evaluate": "elman.judge",
     "load": "elman.model",
     "resume": "elman.training",
     "train": "elman.training",

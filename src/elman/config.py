@@ -67,11 +67,11 @@ class DataConfig(Section):
     corpus: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ("stdlib-prose",)
     """Files, folders, globs, '-' for standard input, or one name from `elman data list`."""
     field: str | None = None
-    """The field of a .jsonl, or the column of a .csv or .parquet, that holds the text."""
+    """The field of a .jsonl, or the column of a .csv, .tsv or .parquet, that holds the text; none: `text`."""
     valid_fraction: Fraction = 0.05
-    """Share of the characters held out for validation, taken from just before the test part."""
+    """Share of the characters held out for validation, taken from just before the test part; 0: none."""
     test_fraction: Fraction = 0.05
-    """Share of the characters held out for the final evaluation, taken from the end."""
+    """Share of the characters held out for the final evaluation, taken from the end; 0: none."""
     reset_at_documents: bool = False
     """Put the state back to its initial value at every document border."""
 
@@ -91,8 +91,8 @@ class TextConfig(Section):
     """`lf` turns CR LF and lone CR into LF; `keep` leaves them."""
     bom: Literal["strip", "keep"] = "strip"
     """What becomes of a byte order mark at the start of a file."""
-    document_separator: str | None = None
-    """A string that separates documents inside a plain text file, such as a blank line; none: a file is a document."""
+    document_separator: Annotated[str, Field(min_length=1)] | None = None
+    """A string that separates documents inside a plain text file, and is no part of them; none: a file is a document."""
 
 
 class TokenizerConfig(Section):

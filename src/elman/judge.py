@@ -19,6 +19,7 @@ from elman.text.sources import Piece, Source, open_corpus, utf8
 
 SplitName = Literal["train", "valid", "test"]
 
+_BY_PREFERENCE: tuple[SplitName, ...] = ("test", "valid", "train")
 _DOCUMENTS_AT_ONCE = 16  # rows of a batch under the reset policy
 
 
@@ -83,9 +84,10 @@ def evaluate(
     """
     bundle = load_model(where, device=device, cell=cell)
     config = _config_of_run(Path(where), cell)
-    if config is None and (text is None or with_baselines):
-        what = "baselines need the training text" if with_baselines else "a model file knows no held-out text"
-        raise UserError(f"{what}: give a TEXT to evaluate on, or the run folder instead of {str(where)!r}")
+    if config is None and text is None:
+        raise UserError(f"{str(where)!r} is a model alone and knows no held-out text: give a TEXT, or the run folder")
+    if config is None and with_baselines:
+        raise UserError(f"baselines count letters in the training text: give the run folder instead of {str(where)!r}")
     dataset = _dataset_of_run(config, bundle, str(where)) if config and (text is None or with_baselines) else None
     name: SplitName | Literal["text"]
     if text is not None:
@@ -124,19 +126,21 @@ def _dataset_of_run(config: Config, bundle: Bundle, where: str) -> Dataset:
         raise UserError(f"{where!r} was trained on standard input, which is gone: give a TEXT to evaluate on")
     dataset = prepare(config.data, config.text, config.tokenizer)
     if dataset.sha256 != bundle.provenance.get("corpus_sha256"):
-        raise TextError(f"the corpus {dataset.corpus_name!r} has changed since the training: restore it, or give a TEXT")
+        raise TextError(
+            f"the corpus {dataset.corpus_name!r} has changed since the training: restore it, or give a TEXT"
+        )
     return dataset
 
 
 def _part_of(dataset: Dataset, split: SplitName | None) -> tuple[SplitName, Split]:
     parts: dict[SplitName, Split | None] = {"test": dataset.test, "valid": dataset.valid, "train": dataset.train}
-    held_out = [name for name in ("test", "valid") if parts[name] is not None]
-    if split is None and not held_out:
-        raise UserError("nothing of this corpus was held out: give a TEXT, or --split train to judge by the training text")
-    chosen = split or held_out[0]
+    there = [name for name in _BY_PREFERENCE if parts[name] is not None]
+    if split is None and there == ["train"]:
+        raise UserError("nothing of this corpus was held out: give a TEXT, or --split train for the training text")
+    chosen = split or there[0]
     tokens = parts[chosen]
     if tokens is None:
-        raise UserError(f"this corpus has no {chosen} part; accepted: {', '.join([*held_out, 'train'])}")
+        raise UserError(f"this corpus has no {chosen} part; accepted: {', '.join(there)}")
     return chosen, tokens
 
 
@@ -152,7 +156,7 @@ def _tokens_of_text(
     )
     if "all" in corpus.parts and split is not None:
         raise UserError(f"{corpus.name!r} is one text without parts: leave --split out")
-    given: list[SplitName] = [name for name in ("test", "valid", "train") if name in corpus.parts]
+    given = [name for name in _BY_PREFERENCE if name in corpus.parts]
     name: SplitName | Literal["text"] = split or (given[0] if given else "text")
     source = corpus.parts.get("all" if name == "text" else name)
     if source is None:

@@ -109,8 +109,8 @@ def json_schema() -> dict[str, Any]:
         of_kind["title"] = kind
         of_kind["properties"]["kind"] |= {"const": kind}
         kinds.append(of_kind)
-    own = {"properties": {"kind": {"type": "string", "pattern": ":"}}, "required": ["kind"], "title": "a cell of your own"}
-    schema["properties"]["model"] = {"anyOf": [*kinds, own]}
+    own_cell = {"title": "a cell of your own", "properties": {"kind": {"pattern": ":"}}, "required": ["kind"]}
+    schema["properties"]["model"] = {"anyOf": [*kinds, own_cell]}
     del schema["$defs"]["ModelConfig"]
     return schema
 

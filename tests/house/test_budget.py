@@ -8,7 +8,7 @@ from importlib import import_module
 from elman.cells import cell_names
 from elman.config import Section
 
-MAX_LINES_PER_FILE = 650
+MAX_LINES_PER_FILE = 700
 MAX_SETTINGS = 120
 
 

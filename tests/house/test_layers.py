@@ -16,9 +16,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("data",),
     ("evaluation", "generation"),
     ("settings",),
-    ("model",),
+    ("judge", "model"),
     ("training",),
-    ("inspection",),
+    ("inspection", "judge"),
     ("cli",),
     ("__main__",),
 )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from elman.errors import ModelFileError
 from elman.models.file import Bundle, load_model, model_path, save_model
@@ -117,7 +118,7 @@ def refused(path: Path, **options: Any) -> str:
     started = time.monotonic()
     with pytest.raises(ModelFileError) as error:
         load_model(path, **options)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 5.0
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value) or "tokenizer" in str(error.value)
     return str(error.value)
@@ -196,22 +197,16 @@ def test_a_number_that_is_not_finite_is_refused(number, tmp_path):
     ],
 )
 def test_metadata_that_is_no_object_is_refused(text, message, tmp_path):
-    from safetensors.torch import save_file
-
     save_file({"x": torch.zeros(2)}, tmp_path / "m", metadata={"elman": text})
     assert message in refused(tmp_path / "m")
 
 
 def test_another_programs_safetensors_are_refused(tmp_path):
-    from safetensors.torch import save_file
-
     save_file({"x": torch.zeros(2)}, tmp_path / "m")
     assert "is not a model of Elman: its metadata has no key 'elman'" in refused(tmp_path / "m")
 
 
 def test_a_file_without_tensors_is_refused(tmp_path):
-    from safetensors.torch import save_file
-
     with safe_open(saved(tmp_path / "m"), framework="pt") as file:
         save_file({}, tmp_path / "empty", metadata=file.metadata())
     refused(tmp_path / "empty")
@@ -240,7 +235,7 @@ def test_a_flipped_bit_in_the_header_is_refused_or_harmless(tmp_path):
     (length,) = struct.unpack("<Q", data[:8])
     path = tmp_path / "flipped"
     chooser = random.Random(1)
-    num_refused = 0
+    messages = []
     for _ in range(400):
         flipped = bytearray(data)
         flipped[chooser.randrange(8 + length)] ^= 1 << chooser.randrange(8)
@@ -248,12 +243,12 @@ def test_a_flipped_bit_in_the_header_is_refused_or_harmless(tmp_path):
         try:
             loaded = load_model(path)
         except ModelFileError as error:
-            num_refused += 1
-            assert "\n" not in str(error)
+            messages.append(str(error))
         else:  # the flip hit a number or a word that means nothing for the weights, such as the corpus's name
             assert loaded.tokenizer.size == TOKENIZER.size
             assert loaded.network(TOKENS, loaded.network.initial_state(1)).logits_BTV.isfinite().all()
-    assert num_refused > 200
+    assert len(messages) > 200
+    assert not any("\n" in message for message in messages)
 
 
 def test_a_missing_file_or_an_unfinished_run_is_said(tmp_path):

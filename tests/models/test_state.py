@@ -70,6 +70,12 @@ def test_bytes_hold_everything(state):
     assert state.to_bytes() == restored.to_bytes()
 
 
+def test_two_parts_may_be_one_tensor():
+    same = torch.arange(6.0).view(2, 3)
+    state = State({"h": same, "m": same, "first": same[:, :1]})
+    assert equal(State.from_bytes(state.to_bytes(), like=state), state)
+
+
 def test_a_restored_state_has_memory_of_its_own(state):
     data = bytearray(state.to_bytes())
     restored = State.from_bytes(bytes(data), like=state)

@@ -112,10 +112,12 @@ def test_the_files_do_not_depend_on_the_order_in_which_folders_are_listed(monkey
 def test_prose_is_made_of_paragraphs_that_are_prose_and_new(tmp_path, monkeypatch):
     """A library of three files, cut by hand."""
     long = "A paragraph of more than sixty characters, which would be known if it came again."
+    topics = {"x": f"One\n***\n\n{long}\n\n\n   Indented.", "y": f"Two, longer than x? {long}{long}"}
+    module = f"First.\n\n    {long}\n\n    Example:\n\n    >>> 1 + 1\n    2\n    "
     files = {
-        "a.py": f'"""First.\n\n    {long}\n\n    Example:\n\n    >>> 1 + 1\n    2\n    """\ndef f():\n    "Of f."\n',
-        "b.py": f'class C:\n    """Of C.\n\n    {long}\n    """\n    def m(self):\n        """Of m.\n        ======\n        """\n',
-        "pydoc_data/topics.py": f"topics = {{'x': 'One\\n***\\n\\n{long}\\n\\n\\n   Indented.', 'y': 'Two, longer than x? {long}{long}'}}",
+        "a.py": f"{module!r}\ndef f():\n    'Of f.'\n",
+        "b.py": f"class C:\n    {f'Of C.{chr(10) * 2}{long}'!r}\n    def m(self):\n        'Of m.\\n======'\n",
+        "pydoc_data/topics.py": f"topics = {topics!r}",
     }
     paths = []
     for name, source in files.items():

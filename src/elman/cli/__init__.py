@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from cyclopts import App, CycloptsError
 
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _speak_utf8()
     try:
-        code = app(_joined(sys.argv[1:] if argv is None else argv))
+        code = app(_words(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code or 0
     except ElmanError as error:
@@ -87,12 +88,19 @@ def _speak_utf8() -> None:
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
-def _joined(words: Sequence[str]) -> list[str]:
-    """``--section.switch true`` as one word, for a switch alone takes no value."""
-    joined: list[str] = []
-    for word in words:
-        if word in ("true", "false") and joined and re.fullmatch(r"--\w+\.[\w-]+", joined[-1]):
-            joined[-1] += f"={word}"
+class _Dash(str):
+    """A lone ``-``, which means standard input: the parser takes for an option whatever starts with a hyphen."""
+
+    def startswith(self, *arguments: Any) -> bool:
+        return False
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    """The words as the parser needs them: ``--section.switch true`` is one, for a switch alone takes no value."""
+    words: list[str] = []
+    for word in argv:
+        if word in ("true", "false") and words and re.fullmatch(r"--\w+\.[\w-]+", words[-1]):
+            words[-1] += f"={word}"
         else:
-            joined.append(word)
-    return joined
+            words.append(_Dash(word) if word == "-" else word)
+    return words

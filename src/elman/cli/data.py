@@ -35,7 +35,11 @@ def list_corpora(*, json: Switch = False) -> None:
 
 @app.command
 def fetch(
-    name: str, /, *, source: Annotated[Path | None, Parameter(name="--from", metavar="FILE")] = None, json: Switch = False
+    name: str,
+    /,
+    *,
+    source: Annotated[Path | None, Parameter(name="--from", metavar="FILE")] = None,
+    json: Switch = False,
 ) -> None:
     """Download a corpus into the cache, checked by its digest; or take it from a file of yours.
 
@@ -96,7 +100,8 @@ def _print(report: CorpusReport) -> None:
     print(f"vocabulary    {len(report.vocabulary):,} tokens of level {report.level}, {report.num_unused:,} never used")
     print(f"most frequent {_counted(report.most_frequent)}")
     print(f"rarest        {_counted(report.least_frequent)}")
-    print(f"streams       {report.batch_size} of segments of {report.bptt}, {report.segments_per_epoch:,} updates an epoch")
+    updates = f"{report.segments_per_epoch:,} updates an epoch"
+    print(f"streams       {report.batch_size} of segments of {report.bptt}, {updates}")
     for pair in report.pairs:
         print(f"pair          {pair.inputs!r} -> {pair.targets!r}")
     for notice in report.notices:

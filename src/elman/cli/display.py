@@ -5,6 +5,7 @@ Everything shown is computed from the records of the run, so that a log can be d
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import time
@@ -44,8 +45,6 @@ class Dashboard:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.status = ""
-        """A word below the panel."""
         self.latest: dict[str, Mapping[str, Any]] = {}
         """The newest record of each kind, in the form of a line of ``metrics.jsonl``."""
         self.best: Mapping[str, Any] | None = None
@@ -90,7 +89,9 @@ class Dashboard:
     def tokens_per_second(self) -> float:
         """The speed over the last second of training."""
         (start, before, _), (end, after, _) = self._window[0], self._window[-1]
-        return (after - before) / (end - start) if end > start else self.latest["update"]["measured"]["tokens_per_second"]
+        if end > start:
+            return (after - before) / (end - start)
+        return float(self.latest["update"]["measured"]["tokens_per_second"])
 
     @property
     def seconds_left(self) -> float:
@@ -113,15 +114,18 @@ class Dashboard:
         record = self.latest["update"]
         return (
             f"update {record['update']:,}, epoch {record['epoch']}: {self.nats:.3f} nats, {self.worth(self.nats)}, "
-            f"{self.tokens_per_second:,.0f} tokens/s, gradient {record['grad_norm']:.3g}, "
-            f"rate {record['learning_rate']:.3g}, {_clock(self.seconds_left)} left"
+            f"{self.tokens_per_second:,.0f} tokens/s, gradient {record['grad_norm']:#.3g}, "
+            f"rate {record['learning_rate']:#.3g}, {_clock(self.seconds_left)} left"
         )
 
-    def estimate(self, record: Mapping[str, Any] | None) -> str:
+    def estimate(self, nats: float | None, update: int | None) -> str:
         """What an estimate on the validation part says."""
-        if record is None:
-            return "none yet"
-        return f"{self.worth(record['nats_per_token'])} at update {record['update']:,}"
+        return "no estimate" if update is None else f"{self.worth(nats)} at update {update:,}"
+
+    def _newest(self, record: Mapping[str, Any] | None) -> str:
+        return (
+            self.estimate(None, None) if record is None else self.estimate(record["nats_per_token"], record["update"])
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - 4
@@ -131,15 +135,13 @@ class Dashboard:
         else:
             body.append(Text("the first update is on its way", style="dim"))
         used = 2 + (9 if width < _NARROW else 5)
-        body += self._sample_lines(console, width, max_lines=console.height - used - 1)
+        body += self._sample_lines(console, width, max_lines=console.height - used - 2)
         data = ", ".join(self.config.data.corpus)
         title = clean(f"elman · {self.config.model.kind} · {data} · seed {self.config.seed}")
         yield Panel(
             Group(*body),
             title=Text(title, style="bold", overflow="ellipsis", no_wrap=True),
-            subtitle=Text(self.status, style="yellow") if self.status else None,
             title_align="left",
-            subtitle_align="left",
             border_style="blue",
         )
 
@@ -147,22 +149,21 @@ class Dashboard:
         record = self.latest["update"]
         left = [
             ("loss", Text(f"{self.nats:.3f} nats  {self.worth(self.nats)}", style="bold cyan")),
-            ("held out", Text(self.estimate(self.latest.get("evaluation")))),
-            ("best", Text(self.estimate(self.best), style="green")),
+            ("held out", Text(self._newest(self.latest.get("evaluation")))),
+            ("best", Text(self._newest(self.best), style="green")),
         ]
         right = [
             ("speed", Text(f"{self.tokens_per_second:,.0f} tokens/s")),
-            ("gradient", Text(f"{record['grad_norm']:.3g} before clip")),
-            ("rate", Text(f"{record['learning_rate']:.3g}")),
+            ("gradient", Text(f"{record['grad_norm']:#.3g} before clip")),
+            ("rate", Text(f"{record['learning_rate']:#.3g}")),
         ]
-        table = Table.grid(padding=(0, 1, 0, 0))
+        table = Table.grid(padding=(0, 1, 0, 0), expand=True)
         rows = [(*a, *b) for a, b in zip(left, right, strict=True)] if width >= _NARROW else [*left, *right]
-        for _ in rows[0][::2]:
+        for column in range(0, len(rows[0]), 2):
             table.add_column(style="dim", no_wrap=True)
-            table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+            table.add_column(no_wrap=True, ratio=None if column else 1)
         for row in rows:
             table.add_row(*row)
-        table.expand = True
         return table
 
     def _sparkline(self, width: int) -> Text:
@@ -214,11 +215,17 @@ class Display(Callback):
 
     def __init__(self, config: Config) -> None:
         self.dashboard = Dashboard(config)
+        self.status = ""
+        """A word below the panel."""
         console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._is_live = console.is_terminal and not console.is_dumb_terminal
         # Refreshed by hand: a thread of its own would take turns with the training.
         self._live = Live(
-            self.dashboard, console=console, auto_refresh=False, redirect_stdout=False, vertical_overflow="crop"
+            get_renderable=self._frame,
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            vertical_overflow="crop",
         )
         self._due = 0.0
 
@@ -231,6 +238,10 @@ class Display(Callback):
         if self._live.is_started:
             self._live.refresh()
             self._live.stop()
+
+    def _frame(self) -> Group:
+        # The line below the panel is where a terminal echoes ^C.
+        return Group(self.dashboard, Text(self.status, style="yellow"))
 
     def on_record(self, record: Record) -> None:
         """Show what a record says, or put it off where the last refresh was only now."""
@@ -262,7 +273,8 @@ class Display(Callback):
             if now >= self._due:
                 line, self._due = dashboard.update_line(), now + _SECONDS_BETWEEN_LINES
         elif record.kind == "evaluation":
-            line = f"held out: {dashboard.estimate(dashboard.latest['evaluation'])}{', the best' * values['best']}"
+            best = ", the best" if values["best"] else ""
+            line = f"held out: {dashboard.estimate(values['nats_per_token'], values['update'])}{best}"
         elif record.kind == "sample":
             text = clean(values["prompt"] + values["text"]).replace("\n", "↵")
             shown = text if len(text) <= 100 else text[:100] + " ..."
@@ -285,21 +297,11 @@ def picture(config: Config, records: Iterable[Mapping[str, Any]], width: int = 8
     dashboard = Dashboard(config)
     for record in records:
         dashboard.see(record)
-    console = Console(record=True, width=width, height=height, force_terminal=True, file=_Nowhere(), color_system="truecolor")
+    console = Console(
+        record=True, width=width, height=height, force_terminal=True, color_system="truecolor", file=io.StringIO()
+    )
     console.print(dashboard)
     return console.export_svg(title="elman train")
-
-
-class _Nowhere:
-    """A file that forgets."""
-
-    encoding = "utf-8"
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing waits to be written."""
 
 
 def _clock(seconds: float) -> str:

@@ -36,9 +36,7 @@ def evaluate(
     from elman import judge
     from elman.cli.output import print_json
 
-    judgement = judge.evaluate(
-        run, text or None, split=split, state_policy=state, with_baselines=baselines, cell=cell
-    )
+    judgement = judge.evaluate(run, text or None, split=split, state_policy=state, with_baselines=baselines, cell=cell)
     if json:
         print_json(judgement.to_dict())
     else:
@@ -52,12 +50,9 @@ def _print(judgement: Judgement) -> None:
     scores = {"this model": evaluation.score, **judgement.baselines}
     ranked = sorted(scores.items(), key=lambda item: item[1].nats_total)
     part = judgement.corpus if judgement.split == "text" else f"the {judgement.split} part of {judgement.corpus}"
-    title = (
-        f"{part}: {evaluation.score.tokens:,} tokens, state {evaluation.state_policy}; "
-        f"model of update {judgement.updates:,}, seed {judgement.seed}"
-        if judgement.updates is not None
-        else f"{part}: {evaluation.score.tokens:,} tokens, state {evaluation.state_policy}"
-    )
+    title = f"{part}: {evaluation.score.tokens:,} tokens, state {evaluation.state_policy}"
+    if judgement.updates is not None:
+        title += f"; model of update {judgement.updates:,}, seed {judgement.seed}"
     print_table(
         title,
         ["", "nats/token", f"perplexity per {_UNITS[judgement.level]}", "bits/char", "bits/byte"],
@@ -69,8 +64,6 @@ def _print(judgement: Judgement) -> None:
     )
     notices = list(judgement.notices)
     if evaluation.num_unknown:
-        notices.append(
-            f"{evaluation.num_unknown:,} tokens are <unk>, so bits per character and byte are not defined"
-        )
+        notices.append(f"{evaluation.num_unknown:,} tokens are <unk>, so bits per character and byte are not defined")
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from cyclopts import Group, Parameter
 from pydantic.fields import FieldInfo
@@ -134,7 +134,8 @@ def _model_settings() -> Iterator[tuple[str, tuple[FieldInfo, str]]]:
     num_kinds = len(kind_names())
     for name in sorted(found, key=lambda name: (name != "kind", -sum(map(len, found[name].values())))):
         texts = [
-            text if len(kinds) == num_kinds else f"{text} ({', '.join(kinds)} only)" for text, kinds in found[name].items()
+            text if len(kinds) == num_kinds else f"{text} ({', '.join(kinds)} only)"
+            for text, kinds in found[name].items()
         ]
         help_text = f"One of {', '.join(kind_names())}. " * (name == "kind") + " / ".join(texts)
         yield name, (fields[name], help_text)
@@ -153,7 +154,9 @@ Preset = Annotated[
 ]
 
 if TYPE_CHECKING:
-    AllFlags = BudgetFlags = SamplingFlags = object
+    AllFlags: TypeAlias = object
+    BudgetFlags: TypeAlias = object
+    SamplingFlags: TypeAlias = object
 else:
     _SECTIONS = _sections()
     AllFlags = _flags_of(_SECTIONS)

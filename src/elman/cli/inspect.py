@@ -29,7 +29,8 @@ def model(run: str, /, *, json: Switch = False, cell: OwnCell = None) -> None:
     for part in architecture.parts:
         shapes = "\n".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in part.shapes.items())
         counts = (part.parameters, part.state_bytes, part.operations)
-        rows.append([f"{part.name}\n{part.what}", shapes, f"{architecture.share(part):.1%}", *(f"{n:,}" for n in counts)])
+        share = f"{architecture.share(part):.1%}"
+        rows.append([f"{part.name}\n{part.what}", shapes, share, *(f"{count:,}" for count in counts)])
     totals = (architecture.parameters, architecture.state_bytes, architecture.operations)
     rows.append(["all", "", "100.0%", *(f"{total:,}" for total in totals)])
     print_table(

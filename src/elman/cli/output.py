@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from elman.config import BUDGETS
+
 if TYPE_CHECKING:
     from elman.training.run import Plan
 
@@ -86,18 +88,20 @@ def _shown(character: str) -> str:
 
 def print_plan(plan: Plan) -> None:
     """What ``--dry-run`` found."""
-    budget = {name: value for name, value in plan.config.training if name.startswith("max_") and value is not None}
+    config, epoch_seconds = plan.config, plan.updates_per_epoch * plan.seconds_per_update
+    budgets = [f"{name} {value:g}" for name in BUDGETS if (value := getattr(config.training, name)) is not None]
     held_out = "none" if plan.valid_nats_per_token is None else f"{plan.valid_nats_per_token:.3f} nats per token"
     for name, value in {
-        "model": f"{plan.config.model.kind}, {plan.parameters:,} parameters, {size(plan.parameter_bytes)}",
-        "state": f"{size(plan.state_bytes)} for {plan.config.training.batch_size} streams",
-        "text": f"{plan.train_tokens:,} tokens to train on, {plan.valid_tokens:,} to estimate on, vocabulary {plan.vocabulary:,}",
-        "epoch": f"{plan.updates_per_epoch:,} updates, about {plan.updates_per_epoch * plan.seconds_per_update:,.0f} s",
-        "budget": ", ".join(f"{name} {value:g}" for name, value in budget.items() if name != "max_grad_norm") or "10 epochs",
+        "model": f"{config.model.kind}, {plan.parameters:,} parameters, {size(plan.parameter_bytes)}",
+        "state": f"{size(plan.state_bytes)} for {config.training.batch_size} streams",
+        "text": f"{plan.train_tokens:,} tokens to train on, {plan.valid_tokens:,} to estimate on",
+        "tokens": f"{plan.vocabulary:,} in the vocabulary, level {config.tokenizer.level}",
+        "epoch": f"{plan.updates_per_epoch:,} updates, about {epoch_seconds:,.0f} s",
+        "budget": ", ".join(budgets) or "none given",
         "update": f"{plan.nats_after_one_update:.3f} nats in the first, {plan.seconds_per_update:.3f} s",
         "estimate": held_out,
         "memory": f"{size(plan.peak_memory_bytes)} at most so far",
-        "seed": str(plan.config.seed),
+        "seed": str(config.seed),
         "sample": clean(plan.sample).replace("\n", "↵")[:100],
     }.items():
         print(f"{name:10}{value}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -18,13 +20,16 @@ from elman.training.run import Run
 class StopOnSignal(Callback):
     """Ctrl-C or SIGTERM asks the training to save and stop; before its first record it interrupts at once."""
 
-    def __init__(self, dashboard: Dashboard) -> None:
+    def __init__(self, display: Display) -> None:
         self.signal: int | None = None
-        self._dashboard = dashboard
+        self._display = display
         self._has_begun = False
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -44,11 +49,10 @@ class StopOnSignal(Callback):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._has_begun:
             raise KeyboardInterrupt(number)
-        message = "stopping: saving" if self.signal is None else "still saving"
-        self._dashboard.status = message
+        self._display.status = "stopping: saving ..." if self.signal is None else "still saving ..."
         self.signal = self.signal or number
-        # Past Python's buffers, which the handler may have interrupted in the middle of a write.
-        os.write(2, f"\r{message} ...".encode() if sys.stderr.isatty() else f"{message} ...\n".encode())
+        # Past Python's buffers, which the signal may have interrupted in the middle of a write.
+        os.write(2, (f"\r{self._display.status}" if sys.stderr.isatty() else f"{self._display.status}\n").encode())
 
 
 def carry_through(start: Callable[[dict[str, Any]], Run], display: Display, *, json: bool) -> int:
@@ -63,30 +67,29 @@ def carry_through(start: Callable[[dict[str, Any]], Run], display: Display, *, j
         The exit code.
     """
     dashboard = display.dashboard
-    with StopOnSignal(dashboard) as stop, display:
+    with StopOnSignal(display) as stop, display:
         run = start({"callbacks": [stop, display], "should_stop": stop})
+    where = shlex.quote(str(run.path))
     stopped = "stopped" in dashboard.latest
     result = dashboard.latest["stopped" if stopped else "end"]
     if json:
         print_json(_summary(run, dashboard, result))
     elif stopped:
-        print(f"saved at update {result['update']:,}; to go on: elman resume {run.path}")
-        print(f"to judge it: elman eval {run.path} ({_which_model(dashboard)})")
+        best = dashboard.best
+        which = "the model as saved last" if best is None else f"its best so far, of update {best['update']:,}"
+        print(f"saved at update {result['update']:,}; to go on: elman resume {where}")
+        print(f"to judge it: elman eval {where} ({which})")
     else:
-        print(f"run       {run.path} (seed {dashboard.config.seed})")
-        print(f"best      {dashboard.estimate(dashboard.best) if dashboard.best else 'no validation part to judge by'}")
-        print(f"trained   {result['measured']['seconds']:.1f} s, {result['update']:,} updates, {result['tokens']:,} tokens")
-        print(f"go on     elman sample {run.path}")
-        print(f"          elman eval {run.path}")
+        seconds = result["measured"]["seconds"]
+        print(f"run       {where} (seed {result['seed']})")
+        print(f"best      {dashboard.estimate(result.get('best_nats_per_token'), result.get('best_update'))}")
+        print(f"trained   {seconds:.1f} s, {result['update']:,} updates, {result['tokens']:,} tokens")
+        print(f"go on     elman sample {where}")
+        print(f"          elman eval {where}")
     return 128 + stop.signal if stopped and stop.signal is not None else 0
 
 
-def _which_model(dashboard: Dashboard) -> str:
-    """Which model a judgement of a stopped run is about."""
-    return "the model as saved last" if dashboard.best is None else f"its best so far, of update {dashboard.best['update']:,}"
-
-
-def _summary(run: Run, dashboard: Dashboard, result: dict[str, Any]) -> dict[str, Any]:
+def _summary(run: Run, dashboard: Dashboard, result: Mapping[str, Any]) -> dict[str, Any]:
     figures = {key: value for key, value in result.items() if key not in ("kind", "measured")}
     return {
         "run": str(run.path),

@@ -54,8 +54,9 @@ def sample(
         beginning = beginning.replace("\r\n", "\n").replace("\r", "\n")  # as the training text was read
     sampler = Sampler(bundle, beginning, settings=sampling, seed=seed, stop=stop or (), unknown=unknown)
     if json:
-        figures = {"updates": bundle.provenance.get("updates"), "sampling": {name: getattr(sampling, name) for name in OF_ONE_TEXT}}
-        print_json({"prompt": beginning, **asdict(sampler.run()), **figures})
+        settings = {name: getattr(sampling, name) for name in OF_ONE_TEXT}
+        updates = bundle.provenance.get("updates")
+        print_json({"prompt": beginning, **asdict(sampler.run()), "updates": updates, "sampling": settings})
     else:
         _stream(sampler, beginning)
 
@@ -65,8 +66,10 @@ def _stream(sampler: Sampler, beginning: str) -> None:
     from elman.cli.output import clean
 
     show = clean if sys.stdout.isatty() else str
-    print(show(beginning), end="", flush=True)
-    for piece in sampler:
+    pieces = iter(sampler)
+    first = next(pieces, "")  # before anything is printed, for the prompt may be refused
+    print(show(beginning + first), end="", flush=True)
+    for piece in pieces:
         print(show(piece), end="", flush=True)
     print(flush=True)
     result = sampler.result

@@ -7,6 +7,7 @@ from typing import Any
 
 from elman.cli.flags import AllFlags, BudgetFlags, OwnCell, Preset, Switch, given
 
+
 def train(
     *corpus: str,
     out: Path | None = None,
@@ -43,7 +44,9 @@ def train(
         return 0
     resolved = resolve(with_corpus(settings, corpus or None), preset=preset, file=config)
     return carry_through(
-        lambda watch: runs.train(corpus or None, out=out, overwrite=overwrite, tensorboard=tensorboard, **chosen, **watch),
+        lambda watch: runs.train(
+            corpus or None, out=out, overwrite=overwrite, tensorboard=tensorboard, **chosen, **watch
+        ),
         Display(resolved),
         json=json,
     )

@@ -19,7 +19,6 @@ from fractions import Fraction
 from importlib.metadata import version
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from elman.data.store import Tokens, TokenStore, compact, write_tokens
 from elman.errors import ElmanError, TextError
 from elman.text.corpora import cache_folder
 from elman.text.sources import Corpus, Piece, Source, StringSource, open_corpus, utf8
-from elman.text.tokenizers import UNKNOWN, Tokenizer, Unknown, tokenizer_from_dict, train_tokenizer
+from elman.text.tokenizers import UNKNOWN, BPETokenizer, Tokenizer, Unknown, tokenizer_from_dict, train_tokenizer
 
 _FORMAT = 1
 """Part of every cache key: raised when the same settings would give other tokens."""
@@ -87,6 +86,8 @@ def prepare(
     Raises:
         UserError: if the corpus is missing, unreadable, or empty.
     """
+    if isinstance(tokenizer, TokenizerConfig) and tokenizer.path is not None:
+        tokenizer = BPETokenizer.from_file(tokenizer.path)
     corpus = open_corpus(data, text, raw=tokenizer.level == "byte")
     home = (cache or cache_folder()) / "tokens"
     key = _cache_key(corpus, data, text, tokenizer)
@@ -229,7 +230,7 @@ def _remarks(
     for name, part in parts.items():
         if part["num_unknown"]:
             said.append(f"{name}: {part['num_unknown']:,} of {part['num_tokens'] - 1:,} {unit} are {UNKNOWN}")
-    if isinstance(asked, TokenizerConfig) and asked.level == "bpe" and asked.path is None:
+    if isinstance(asked, TokenizerConfig) and asked.level == "bpe":
         sample, whole = min(asked.sample_bytes, parts["train"]["num_bytes"]), parts["train"]["num_bytes"]
         said.append(f"{built.size:,} tokens of bpe learned on {sample:,} of the training part's {whole:,} bytes")
     return said
@@ -300,10 +301,7 @@ def _cache_key(
     fingerprints = {name: source.fingerprint() for name, source in corpus.parts.items()}
     if None in fingerprints.values():
         return None
-    if isinstance(tokenizer, Tokenizer):
-        asked: Any = tokenizer.to_dict()
-    else:
-        asked = [tokenizer.model_dump(), tokenizer.path and Path(tokenizer.path).expanduser().read_text("utf-8")]
+    asked = tokenizer.to_dict() if isinstance(tokenizer, Tokenizer) else tokenizer.model_dump()
     split = [data.valid_fraction, data.test_fraction]
     everything = [_FORMAT, version("tokenizers"), corpus.name, fingerprints, split, text.model_dump(), asked]
     return _sha256(json.dumps(everything))[:32]

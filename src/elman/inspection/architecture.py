@@ -9,7 +9,7 @@ from typing import Any
 
 from elman.errors import UserError
 from elman.models.file import Bundle
-from elman.models.stack import RecurrentStack
+from elman.models.stack import Layer, RecurrentStack
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def describe(model: Bundle) -> Architecture:
         raise UserError(f"model.kind {network.config.kind!r} has no layers to list")
     state = network.initial_state(1).tensors
     parts = [_part("embedding", "look-up", {"weight": tuple(network.embedding.shape)})]
-    for index, layer in enumerate(network.layers):
+    for index, layer in enumerate(module for module in network.layers if isinstance(module, Layer)):
         parts.append(
             Part(
                 name=f"layer {index + 1}",
@@ -93,7 +93,8 @@ def describe(model: Bundle) -> Architecture:
     if network.config.tie_weights:
         del head["weight"]
     parts.append(_part("output", "linear, tied" if network.config.tie_weights else "linear", head, multiplied))
-    return Architecture(network.config.kind, str(network.dtype).removeprefix("torch."), network.vocab_size, tuple(parts))
+    dtype = str(network.dtype).removeprefix("torch.")
+    return Architecture(network.config.kind, dtype, network.vocab_size, tuple(parts))
 
 
 def _part(name: str, what: str, shapes: Mapping[str, tuple[int, ...]], operations: int = 0) -> Part:

@@ -62,7 +62,9 @@ class State:
 
     def to_bytes(self) -> bytes:
         """The state in the safetensors format."""
-        return tensors_to_bytes({name: t.detach().cpu().contiguous() for name, t in self.tensors.items()})
+        # Copied: two parts may be one tensor, which the format does not take.
+        copies = {name: t.detach().cpu().contiguous().clone() for name, t in self.tensors.items()}
+        return tensors_to_bytes(copies)
 
     @staticmethod
     def from_bytes(data: bytes, like: State) -> State:

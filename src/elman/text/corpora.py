@@ -26,7 +26,7 @@ import platformdirs
 from elman.config import DataConfig, TextConfig
 from elman.errors import ConfigError, ElmanError, MissingExtraError, UserError, nearest
 from elman.text import stdlib, synthetic
-from elman.text.sources import Piece, Source, _cut_long, _separated, open_corpus, utf8
+from elman.text.sources import Piece, Source, as_pieces, open_corpus, separated, utf8, without_empty
 
 _SYNTHETIC = "synthetic:"
 _SIZES_FILE = ".sizes.json"
@@ -281,12 +281,8 @@ class _Made(Source):
 
     def pieces(self) -> Iterator[Piece]:
         for texts in self._documents():
-            starts = False
-            for piece in _cut_long(texts) if self._separator is None else _separated(texts, self._separator, Counter()):
-                starts |= piece.starts_document
-                if piece.text:
-                    yield Piece(piece.text, starts)
-                    starts = False
+            pieces = as_pieces(texts) if self._separator is None else separated(texts, self._separator, Counter())
+            yield from without_empty(pieces, Counter())
 
 
 class _Generated(_Made):

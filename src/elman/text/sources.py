@@ -30,7 +30,7 @@ from elman.errors import ConfigError, MissingExtraError, TextError, UserError, n
 
 _BLOCK_BYTES = 1 << 18
 _MAX_PIECE = 1 << 20
-_MAX_RECORD = 1 << 28
+_MAX_RECORD = 1 << 26
 _DEFAULT_FIELD = "text"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _KINDS: Mapping[str, Literal["jsonl", "csv", "tsv", "parquet"]] = {
@@ -95,7 +95,7 @@ class StringSource(Source):
         self.text = text
 
     def pieces(self) -> Iterator[Piece]:
-        return (piece for piece in _cut_long((self.text,)) if piece.text)
+        return without_empty(as_pieces((self.text,)), Counter())
 
     def fingerprint(self) -> str:
         return hashlib.sha256(utf8(self.text)).hexdigest()
@@ -137,7 +137,7 @@ def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Cor
     from elman.text import corpora
 
     try:
-        b"".decode(text.encoding)
+        b" ".decode(text.encoding, "replace")  # refuses codecs that give no text, too
     except LookupError:
         raise ConfigError(
             f"text.encoding {text.encoding!r} is unknown{nearest(text.encoding, _COMMON_ENCODINGS)}, ..."
@@ -152,9 +152,12 @@ def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Cor
     if not data.corpus or data.corpus.count("-") > 1:
         raise ConfigError("data.corpus must name at least one file, and '-' at most once")
     name = data.corpus[0] + (f" and {len(data.corpus) - 1} more" if len(data.corpus) > 1 else "")
-    parts, notes = _given_parts(data.corpus)
-    if not parts:
-        parts = {"all": [file for spec in data.corpus for file in _find(spec)]}
+    try:
+        parts, notes = _given_parts(data.corpus)
+        if not parts:
+            parts = {"all": [file for spec in data.corpus for file in _find(spec)]}
+    except (OSError, RuntimeError) as error:  # the latter from ~name of nobody
+        raise TextError(f"cannot open {name[:200]!r}: {getattr(error, 'strerror', None) or error}") from None
     files = [file for part in parts.values() for file in part]
     if data.field is not None and all(file.kind == "text" for file in files):
         raise ConfigError(
@@ -312,14 +315,7 @@ class _FileSource(Source):
     def pieces(self) -> Iterator[Piece]:
         tally: Counter[str] = Counter()
         for file in self.files:
-            waiting = False
-            for piece in self._documents(file, tally):
-                tally["empty"] += piece.starts_document and waiting
-                waiting |= piece.starts_document
-                if piece.text:
-                    yield Piece(piece.text, waiting)
-                    waiting = False
-            tally["empty"] += waiting
+            yield from without_empty(self._documents(file, tally), tally)
         self._report = self._remarks(tally)
 
     def _documents(self, file: _File, tally: Counter[str]) -> Iterator[Piece]:
@@ -327,15 +323,13 @@ class _FileSource(Source):
         if file.kind == "text":
             if self.raw and not _is_utf8(file):
                 tally["raw files"] += 1
-                yield from _cut_long(block.decode("utf-8", "surrogateescape") for block in _blocks(file))
-                return
-            texts: Iterable[str] = _decoded(file, self.config, tally)
-            if self.config.newlines == "lf":
-                texts = _with_line_feeds_across(texts, tally)
-            if self.config.document_separator is not None:
-                yield from _separated(texts, self.config.document_separator, tally)
+                texts = _decoded_raw(file)
             else:
-                yield from _cut_long(texts)
+                texts = _decoded(file, self.config, tally)
+                if self.config.newlines == "lf":
+                    texts = _with_line_feeds_across(texts, tally)
+            separator = self.config.document_separator
+            yield from as_pieces(texts) if separator is None else separated(texts, separator, tally)
             return
         rows = {"jsonl": self._json_rows, "csv": self._csv_rows, "tsv": self._csv_rows, "parquet": self._parquet_rows}
         for where, value in rows[file.kind](file, tally):
@@ -349,7 +343,7 @@ class _FileSource(Source):
             if not value.isascii():
                 _refuse_surrogates(value, where)
             document = _with_line_feeds(value, tally) if self.config.newlines == "lf" else value
-            yield from _cut_long((document,)) if len(document) > _MAX_PIECE else (Piece(document, True),)
+            yield from as_pieces((document,)) if len(document) > _MAX_PIECE else (Piece(document, True),)
 
     def _json_rows(self, file: _File, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(_lines(file, self.config, tally), 1):
@@ -430,7 +424,19 @@ class _FileSource(Source):
         return said
 
 
-def _cut_long(texts: Iterable[str]) -> Iterator[Piece]:
+def without_empty(pieces: Iterable[Piece], tally: Counter[str]) -> Iterator[Piece]:
+    """Leave out pieces without text, and count the documents that have none at all as `empty`."""
+    starts = False
+    for piece in pieces:
+        tally["empty"] += piece.starts_document and starts
+        starts |= piece.starts_document
+        if piece.text:
+            yield Piece(piece.text, starts)
+            starts = False
+    tally["empty"] += starts
+
+
+def as_pieces(texts: Iterable[str]) -> Iterator[Piece]:
     """The texts of one document as pieces that are not too long."""
     starts = True
     for text in texts:
@@ -504,6 +510,13 @@ def _zstd_is_whole(path: Path) -> bool:
         return stream.tell() == size
 
 
+def _decoded_raw(file: _File) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    for block in _blocks(file):
+        yield decoder.decode(block)
+    yield decoder.decode(b"", True)
+
+
 def _is_utf8(file: _File) -> bool:
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -539,8 +552,8 @@ def _decoded(file: _File, config: TextConfig, tally: Counter[str]) -> Iterator[s
         if at_start and text:
             at_start = False
             if text[0] == "\ufeff":
-                tally["boms"] += 1
-                text = text[1:] if config.bom == "strip" or file.kind != "text" else text
+                tally["boms"] += file.kind == "text"
+                text = text if config.bom == "keep" and file.kind == "text" else text[1:]
         yield text
 
 
@@ -595,7 +608,7 @@ def _with_line_feeds_across(texts: Iterable[str], tally: Counter[str]) -> Iterat
     yield _with_line_feeds(held_back, tally)
 
 
-def _separated(texts: Iterable[str], separator: str, tally: Counter[str]) -> Iterator[Piece]:
+def separated(texts: Iterable[str], separator: str, tally: Counter[str]) -> Iterator[Piece]:
     """Cut a text into documents at each separator, which may lie across two blocks."""
     rest, starts = "", True
     keep = len(separator) - 1

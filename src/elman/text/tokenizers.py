@@ -12,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elman.config import TokenizerConfig
-from elman.errors import ConfigError, ModelFileError, TextError, nearest
+from elman.errors import ConfigError, ElmanError, ModelFileError, TextError, UserError, nearest
 from elman.text.sources import Piece, utf8
 
 if TYPE_CHECKING:
@@ -112,10 +113,9 @@ class Tokenizer(ABC):
 
     def _with_boundaries(self, ids: Ids, pieces: Sequence[Piece], lengths: Sequence[int]) -> Ids:
         """Put the boundary into the ids of joined pieces; `lengths` says how many of them each piece has."""
-        ends = list(accumulate(lengths, initial=0))
-        return np.insert(
-            ids, [end for end, piece in zip(ends, pieces, strict=False) if piece.starts_document], self.boundary_id
-        )
+        starts = accumulate(lengths, initial=0)
+        where = [start for start, piece in zip(starts, pieces, strict=False) if piece.starts_document]
+        return np.insert(ids, where, self.boundary_id) if where else ids
 
     def unknown_characters(self, text: str) -> list[str]:
         """The characters, or words at word level, that the vocabulary lacks, each once, sorted."""
@@ -205,15 +205,16 @@ class CharTokenizer(Tokenizer):
 
     @cached_property
     def _id_of_code_point(self) -> Ids:
-        table = np.full(_NUM_CODE_POINTS, -1, np.int64)
-        table[[ord(character) for character in self.vocabulary[2:]]] = np.arange(2, self.size)
+        """One entry more than the largest code point asks for: all beyond are clipped to it."""
+        code_points = _code_points("".join(self.vocabulary[2:]))
+        table = np.full(int(code_points.max(initial=0)) + 2, -1, np.int64)
+        table[code_points] = np.arange(2, self.size)
         return table
 
     def _ids(self, pieces: Sequence[Piece]) -> Ids:
         texts = [piece.text for piece in pieces]
-        return self._with_boundaries(
-            self._id_of_code_point[_code_points("".join(texts))], pieces, list(map(len, texts))
-        )
+        ids = self._id_of_code_point.take(_code_points("".join(texts)), mode="clip")
+        return self._with_boundaries(ids, pieces, list(map(len, texts)))
 
     def decoder(self) -> Decoder:
         return _TextDecoder(self.vocabulary)
@@ -360,7 +361,7 @@ _CUT = re.compile(r"\S(?= )")
 _LOSSLESS_PRE_TOKENIZERS = {"ByteLevel", "Split", "Digits", "Punctuation"}
 _PROBE = (
     " a  b\t\n\r\n \x00\x7f It's 1234 ÄÖß e\u0301 \u00e9 ﬁ Ａ İ ǅ Ω \u1e9b\u0323 漢字 かな 한글 ไทย العربية हिन्दी"
-    " 👩\u200d👩\u200d👧 \u2028\u200b\ufeff\ufffd \U0010ffff ▁ Ġ ## </w> <unk> [UNK] <|endoftext|> \n "
+    " 👩\u200d👩\u200d👧 \u2028\u200b\ufeff\ufffd \U0010ffff ▁ Ġ ## </w> <unk> [UNK] \n "
 )
 
 
@@ -431,10 +432,11 @@ class BPETokenizer(Tokenizer):
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-        try:
+        with _one_error(ModelFileError, "not a usable tokenizer.json"):
             settings = json.loads(serialized)
             settings |= {"truncation": None, "padding": None}
             settings["model"] |= {"dropout": None} if "dropout" in settings["model"] else {}
+            _refuse_wild_ids(settings)
             hub = HuggingFaceTokenizer.from_str(json.dumps(settings))
             hub.add_special_tokens([AddedToken(BOUNDARY, special=True, normalized=False)])
             hub.encode_special_tokens = True
@@ -442,20 +444,12 @@ class BPETokenizer(Tokenizer):
             self._settings: dict[str, Any] = json.loads(hub.to_str())
             self._read_vocabulary()
             probe = self.decode(self.encode(_PROBE, unknown="token"))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the library's Rust code panics with a BaseException of its own
-            raise ModelFileError(f"not a usable tokenizer.json: {_one_line(error)}") from None
         self.lossless = self._keeps_text and probe == _PROBE
 
     def _read_vocabulary(self) -> None:
         model, added = self._settings["model"], self._settings["added_tokens"]
         ids = self._hub.get_vocab(with_added_tokens=True)
         size = max(ids.values()) + 1
-        if len(set(ids.values())) < len(ids):
-            raise ValueError("two tokens have one id")
-        if size > min(2 * len(ids) + 1024, _MAX_VOCABULARY_SIZE):
-            raise ValueError(f"the largest id is {size - 1}, for {len(ids)} tokens")
         tokens = [""] * size
         for token, i in ids.items():
             tokens[i] = token
@@ -532,10 +526,8 @@ class BPETokenizer(Tokenizer):
 
     def _ids(self, pieces: Sequence[Piece]) -> Ids:
         chunks = [_chunks(piece.text, _CHUNK) for piece in pieces]
-        try:
+        with _one_error(TextError, "the tokenizer cannot encode this text"):
             encodings = iter(self._hub.encode_batch_fast(list(chain.from_iterable(chunks)), add_special_tokens=False))
-        except TypeError:
-            raise TextError("the text holds lone surrogates, which are no characters; use level 'byte'") from None
         ids: list[int] = []
         lengths = []
         for of_piece in chunks:
@@ -553,6 +545,9 @@ class BPETokenizer(Tokenizer):
     def _recut(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
         return _recut(pieces, partial(_last_chunk_end, size=_CHUNK))
 
+    def unknown_characters(self, text: str) -> list[str]:
+        return super().unknown_characters(text) or sorted(filter(self._lacks, set(text.split())))
+
     def decoder(self) -> Decoder:
         if self._is_byte_level:
             return _ByteDecoder(self._entries)
@@ -565,6 +560,17 @@ class BPETokenizer(Tokenizer):
 
     def to_dict(self) -> dict[str, Any]:
         return {"level": "bpe", "tokenizer": self._settings}
+
+
+def _refuse_wild_ids(settings: dict[str, Any]) -> None:
+    """Keep a few tokens with huge ids from filling the memory, and two tokens from sharing an id."""
+    vocabulary = settings["model"]["vocab"]
+    ids = list(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary)))
+    if len(set(ids)) < len(ids):
+        raise ValueError("two tokens have one id")
+    ids += [token["id"] for token in settings.get("added_tokens") or ()]
+    if max(ids, default=0) > min(2 * len(ids) + 1024, _MAX_VOCABULARY_SIZE):
+        raise ValueError(f"the largest id is {max(ids)}, for {len(ids)} tokens")
 
 
 def _byte_letters() -> dict[str, int]:
@@ -593,7 +599,7 @@ def train_tokenizer(config: TokenizerConfig, pieces: Iterable[Piece]) -> Tokeniz
 
     Args:
         config: its settings.
-        pieces: the training part; something that can be passed over twice, such as a list.
+        pieces: the training part. For bpe it is passed over twice: an iterator is first read into memory.
     """
     match config.level:
         case "char":
@@ -603,7 +609,9 @@ def train_tokenizer(config: TokenizerConfig, pieces: Iterable[Piece]) -> Tokeniz
         case "word":
             return WordTokenizer.train(config, pieces)
         case "bpe":
-            return BPETokenizer.train(config, pieces) if config.path is None else BPETokenizer.from_file(config.path)
+            if config.path is not None:
+                return BPETokenizer.from_file(config.path)
+            return BPETokenizer.train(config, list(pieces) if isinstance(pieces, Iterator) else pieces)
 
 
 def tokenizer_from_dict(data: object) -> Tokenizer:
@@ -663,6 +671,17 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+@contextmanager
+def _one_error(kind: type[UserError], what: str) -> Iterator[None]:
+    """Turn whatever the library raises into one of our errors; its Rust code panics with a BaseException of its own."""
+    try:
+        yield
+    except (ElmanError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{what}: {_one_line(error)}") from None
 
 
 def _one_line(error: BaseException) -> str:

@@ -39,12 +39,14 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, keep: int
     """Write a checkpoint, verify it, and only then remove all but the newest ``keep``."""
     folder.mkdir(parents=True, exist_ok=True)
     # A run that is stopped twice at one update saves that update twice: the older copy stays until pruned.
-    serial = len(list(folder.glob(f"update-{update:08d}-??")))
+    serials = [int(path.name[-2:]) for path in folder.glob(f"update-{update:08d}-??")]
+    serial = max(serials, default=-1) + 1
     target = folder / f"update-{update:08d}-{serial:02d}"
     beside = target.with_name(target.name + ".tmp")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    # Copied: two tensors may be one, which the format does not take.
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in checkpoint.tensors.items()}
     files = {
         _TENSORS: tensors_to_bytes(tensors),
         _TRAINER: json.dumps(dict(checkpoint.trainer), sort_keys=True).encode(),

@@ -63,9 +63,11 @@ class Callback(Protocol):
 
     def on_record(self, record: Record) -> Mapping[str, float] | None:
         """See a record. What is returned for an update is added to its values."""
+        return None
 
     def loss(self, features_BTF: Tensor, segment: Segment) -> Tensor | None:
         """A term to add to the loss of an update, in nats per token."""
+        return None
 
 
 class Trainer:

@@ -1,0 +1,66 @@
+"""``inspect model``: the table adds up to the model."""
+
+from __future__ import annotations
+
+import pytest
+
+import elman as package
+from elman.inspection.architecture import describe
+from elman.models.file import Bundle
+from elman.models.kinds import build_model, kind_names, model_config
+from elman.text.tokenizers import ByteTokenizer
+
+torch = pytest.importorskip("torch")
+
+
+def bundle(**settings) -> Bundle:
+    tokenizer = ByteTokenizer()
+    network = build_model(model_config(settings), tokenizer.size, seed=1, dtype=torch.float32)
+    return Bundle(network, tokenizer)
+
+
+@pytest.mark.parametrize("kind", kind_names())
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_layers": 3, "biases": "double"},
+        {"tie_weights": True, "embedding_size": 20},
+        {"tie_weights": True, "output_projection": True},
+        {"output_projection": True},
+    ],
+    ids=str,
+)
+def test_totals_are_those_of_the_model(kind, settings):
+    model = bundle(**{"kind": kind, "hidden_size": 20, "embedding_size": 12, **settings})
+    architecture = describe(model)
+    assert architecture.parameters == model.network.num_parameters
+    assert architecture.state_bytes == model.network.initial_state(1).num_bytes
+    assert sum(map(architecture.share, architecture.parts)) == pytest.approx(1.0)
+    assert [part.name for part in architecture.parts] == [
+        "embedding", *(f"layer {index + 1}" for index in range(settings.get("num_layers", 1))), "output"
+    ]  # fmt: skip
+
+
+def test_the_figures_of_an_lstm_by_hand():
+    architecture = describe(bundle(kind="lstm", hidden_size=10, embedding_size=6))
+    embedding, layer, output = architecture.parts
+    assert (embedding.parameters, embedding.operations, embedding.state_bytes) == (257 * 6, 0, 0)
+    assert (layer.parameters, layer.operations, layer.state_bytes) == (40 * 17, 2 * 40 * 16, 2 * 10 * 4)
+    assert (output.parameters, output.operations) == (257 * 11, 2 * 257 * 10)
+    assert layer.shapes == {"weight_ih": (40, 6), "weight_hh": (40, 10), "bias": (40,)}
+
+
+def test_a_tied_matrix_is_counted_once_and_multiplied_by_all_the_same():
+    architecture = describe(bundle(kind="gru", hidden_size=10, embedding_size=10, tie_weights=True))
+    output = architecture.parts[-1]
+    assert (output.parameters, output.operations) == (257, 2 * 257 * 10)
+
+
+def test_table_and_json(elman, run):
+    result = elman("inspect", "model", run, "--json").json
+    assert result["parameters"] == package.load(run).network.num_parameters
+    table = elman("inspect", "model", run / "model.safetensors").out
+    assert f"{result['parameters']:,}" in table
+    assert "48x12" in table
+    assert "embedding" in table

@@ -1,0 +1,117 @@
+"""Exit codes, one-line errors, and what holds for every command."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+import elman as package
+from elman.cli import _words, main
+
+
+def test_help_lists_every_command_and_version_is_the_package_s(elman):
+    answer = elman("--help")
+    assert answer.code == 0
+    for command in ("train", "resume", "eval", "sample", "inspect", "data", "check", "config"):
+        assert f" {command} " in answer.out
+    assert elman("--version").out.strip() == package.__version__
+
+
+@pytest.mark.parametrize("command", ["resume", "eval", "sample", "check", "inspect model", "data fetch", "config show"])
+def test_every_command_explains_itself(elman, command):
+    answer = elman(*command.split(), "--help")
+    assert answer.code == 0
+    assert "Usage: elman" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trian"], "Did you mean"),
+        (["train", "--training.bttp", "3"], "--training.bptt"),
+        (["train", "--training.bptt", "many"], "training.bptt is 'many'"),
+        (["train", "--training.bptt", "0"], "training.bptt is '0'"),
+        (["train", "--model.kind", "lstn"], "did you mean 'lstm'"),
+        (["train", "--model.hiden_size", "3"], "did you mean 'hidden_size'"),
+        (["train", "--model.kind", "gru", "--model.forget_bias", "1"], "unknown setting model.forget_bias"),
+        (["train", "--preset", "demoo"], "demo"),
+        (["train", "no such file"], "no such file"),
+        (["train", "--config", "no.toml"], "no configuration file"),
+        (["resume", "nowhere"], "not a run folder"),
+        (["eval", "nowhere"], "no run folder or model file"),
+        (["sample", "nowhere", "--temperature", "-1"], "sampling.temperature"),
+        (["inspect", "modle", "x"], "model"),
+        (["check", "lstn"], "lstm"),
+        (["data", "fetch", "nothing"], "accepted"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_one_line_and_exit_code_2(elman, words, expected):
+    answer = elman(*words)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.startswith("elman: error: ")
+    assert expected in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_an_unexpected_failure_is_one_line_and_the_traceback_is_there_when_asked_for(elman, monkeypatch):
+    def fail() -> None:
+        raise TypeError("line one\nline two")
+
+    monkeypatch.setattr("elman.text.corpora.describe", fail)
+    answer = elman("data", "list")
+    assert answer.code == 1
+    assert answer.err == ("elman: bug: TypeError: line one line two; run with ELMAN_TRACEBACK=1 for the traceback\n")
+    monkeypatch.setenv("ELMAN_TRACEBACK", "1")
+    with pytest.raises(TypeError):
+        main(["data", "list"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (KeyboardInterrupt(15), 143), (MemoryError(), 1)]
+)
+def test_interruptions_and_lack_of_memory_have_their_codes(elman, monkeypatch, error, code):
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("elman.text.corpora.describe", fail)
+    answer = elman("data", "list")
+    assert answer.code == code
+    assert answer.err.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_is_no_error(run, environment):
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "elman", "config", "schema"]
+    ran = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writing)
+    assert ran.returncode == 141
+    assert ran.stderr == b""
+
+
+def test_output_is_utf8_whatever_the_locale(run, environment):
+    ascii_only = {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "elman", "sample", str(run), "--prompt", "猫は月を見た", "--max-new-tokens", "1"]
+    ran = subprocess.run(words, capture_output=True, env=environment | ascii_only, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.decode("utf-8").startswith("猫は月を見た")
+
+
+def test_a_switch_takes_a_value_like_any_other_setting():
+    assert _words(["--training.trim", "true", "a"]) == ["--training.trim=true", "a"]
+    assert _words(["--training.trim", "a", "true"]) == ["--training.trim", "a", "true"]
+    assert _words(["--json", "true"]) == ["--json", "true"]
+
+
+def test_output_may_go_to_anything_that_takes_text():
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["config", "show", "--seed", "5"]) == 0
+    assert printed.getvalue().startswith("seed = 5\n")
