@@ -204,6 +204,8 @@ def test_a_stop_string_ends_the_text_and_is_left_out(stop, text):
 
 def test_the_first_stop_string_to_be_complete_counts():
     assert sampler(saying("abcdef"), stop=["bcde", "cd"]).run().text == "ab"
+    # Complete at the same token: the one that begins first.
+    assert sampler(saying("xyab"), stop=["xyabq", "ab", "b"]).run().text == "xy"
 
 
 def test_text_that_may_become_a_stop_string_is_held_back_and_no_other():

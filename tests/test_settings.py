@@ -134,7 +134,7 @@ def test_a_configuration_cannot_be_changed():
         ({"model": {"tie_weights": True}}, r"tie_weights needs embedding_size \(128\) equal to hidden_size \(256\)"),
         ({"model": 3}, "model is 3: "),
         ({"training": 3}, "training is 3: "),
-        ({"training": {"momentum": 0.9}}, "momentum has no meaning for optimizer 'adamw'; it belongs to sgd"),
+        ({"training": {"momentum": 0.9}}, "momentum has no meaning for optimizer 'adamw', only for sgd"),
         ({"training": {"matrix_learning_rate": 0.1}}, "matrix_learning_rate has no meaning for optimizer 'adamw'"),
         ({"training": {"optimizer": "sgd", "adam_beta1": 0.5}}, "adam_beta1 has no meaning for optimizer 'sgd'"),
         ({"training": {"schedule": "plateau", "final_rate": 0.5}}, "final_rate has no meaning for schedule 'plateau'"),

@@ -14,7 +14,7 @@ def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(f"usage: python {sys.argv[0]} RUN OUT.svg")
     run = Run.open(sys.argv[1])
-    Path(sys.argv[2]).write_text(picture(run.config, run.records()), encoding="utf-8")
+    Path(sys.argv[2]).write_text(picture(run.config(), run.records()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 # PYTHON names the interpreter; otherwise python3.11 or any newer python3 on the path is taken.
 set -eu
 cd "$(dirname "$0")/.."
-pytorch_cpu_wheels=https://download.pytorch.org/whl/cpu
 
 fail() {
     echo "setup: $1" >&2
@@ -36,17 +35,6 @@ fi
 pip() {
     .venv/bin/python -m pip --disable-pip-version-check "$@"
 }
-
-# On Linux a plain `pip install torch` brings gigabytes of CUDA libraries. The CPU build comes first, from the wheels
-# that pip already knows of or else from PyTorch's own; a PyTorch of the right version that is there stays.
-torch=$(sed -n 's/^torch==//p' constraints.txt)
-if [ "$(uname -s)" = Linux ] && ! .venv/bin/python -c "
-from importlib.metadata import version
-raise SystemExit(version('torch').split('+')[0] != '$torch')" 2>/dev/null; then
-    echo "setup: installing PyTorch $torch for the CPU (about 200 MB)"
-    pip install -qq -c constraints.txt "torch==$torch+cpu" 2>/dev/null ||
-        pip install -qq -c constraints.txt --extra-index-url "$pytorch_cpu_wheels" "torch==$torch+cpu"
-fi
 
 echo "setup: installing elman${1:+[$1]}"
 pip install -qq -c constraints.txt -e ".${1:+[$1]}"

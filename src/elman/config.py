@@ -51,9 +51,8 @@ class Section(BaseModel):
         for name, (other, accepted) in self.meaningful.items():
             value, default = getattr(self, name), type(self).model_fields[name].default
             if value != default and getattr(self, other) not in accepted:
-                raise ValueError(
-                    f"{name} has no meaning for {other} {getattr(self, other)!r}; it belongs to {' and '.join(accepted)}"
-                )
+                chosen = getattr(self, other)
+                raise ValueError(f"{name} has no meaning for {other} {chosen!r}, only for {' and '.join(accepted)}")
         return self
 
 
@@ -92,7 +91,7 @@ class TextConfig(Section):
     bom: Literal["strip", "keep"] = "strip"
     """What becomes of a byte order mark at the start of a file."""
     document_separator: Annotated[str, Field(min_length=1)] | None = None
-    """A string that separates documents inside a plain text file, and is no part of them; none: a file is a document."""
+    """A string between documents inside a plain text file, no part of them; none: a file is a document."""
 
 
 class TokenizerConfig(Section):
@@ -112,7 +111,9 @@ class TokenizerConfig(Section):
     @model_validator(mode="after")
     def _settings_fit_the_level(self) -> TokenizerConfig:
         if self.level == "byte" and (self.min_count > 1 or self.max_size is not None):
-            raise ValueError("min_count and max_size have no meaning for level 'byte', whose vocabulary is all 256 bytes")
+            raise ValueError(
+                "min_count and max_size have no meaning for level 'byte', whose vocabulary is all 256 bytes"
+            )
         if self.level == "bpe" and self.min_count > 1:
             raise ValueError("min_count has no meaning for level 'bpe'; max_size sets the vocabulary")
         if self.path is not None and (self.level != "bpe" or self.max_size is not None):

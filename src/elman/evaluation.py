@@ -54,7 +54,7 @@ class Evaluation:
         }
 
 
-class Interrupted(Exception):  # noqa: N818 (no error: the caller asked for it)
+class Interrupted(Exception):
     """The caller's ``should_stop`` became true; there is no result."""
 
 

@@ -14,7 +14,7 @@ from elman.errors import TextError, UserError
 from elman.evaluation import Evaluation, StatePolicy, baselines, evaluate_split
 from elman.metrics import Score
 from elman.models.file import Bundle, load_model
-from elman.settings import Config, resolve
+from elman.settings import Config, resolve_run
 from elman.text.sources import Piece, Source, open_corpus, utf8
 
 SplitName = Literal["train", "valid", "test"]
@@ -84,55 +84,65 @@ def evaluate(
     """
     bundle = load_model(where, device=device, cell=cell)
     config = _config_of_run(Path(where), cell)
-    if config is None and text is None:
-        raise UserError(f"{str(where)!r} is a model alone and knows no held-out text: give a TEXT, or the run folder")
-    if config is None and with_baselines:
-        raise UserError(f"baselines count letters in the training text: give the run folder instead of {str(where)!r}")
-    dataset = _dataset_of_run(config, bundle, str(where)) if config and (text is None or with_baselines) else None
-    name: SplitName | Literal["text"]
-    if text is not None:
-        name, corpus, sha256, tokens, notices = _tokens_of_text(bundle, config, text, split)
-    elif dataset is not None:
-        name, tokens = _part_of(dataset, split)
-        corpus, sha256, notices = dataset.corpus_name, dataset.sha256, ()
+    if text is None:
+        dataset = _dataset_of_run(where, config, bundle)
+        subject = _part_of(dataset, split)
+    else:
+        subject = _read(text, split, bundle, config)
+    measured = evaluate_split(
+        bundle.network,
+        subject.tokens,
+        bundle.tokenizer,
+        state_policy=state_policy,
+        num_streams=1 if state_policy == "carried" else _DOCUMENTS_AT_ONCE,
+    )
+    beside: Mapping[str, Score] = {}
+    if with_baselines:
+        beside = baselines(dataset if text is None else _dataset_of_run(where, config, bundle), subject.tokens)
     return Judgement(
-        evaluation=evaluate_split(
-            bundle.network,
-            tokens,
-            bundle.tokenizer,
-            state_policy=state_policy,
-            num_streams=1 if state_policy == "carried" else _DOCUMENTS_AT_ONCE,
-        ),
-        split=name,
-        corpus=corpus,
-        corpus_sha256=sha256,
+        evaluation=measured,
+        split=subject.split,
+        corpus=subject.corpus,
+        corpus_sha256=subject.sha256,
         level=bundle.tokenizer.level,
         seed=bundle.provenance.get("seed"),
         updates=bundle.provenance.get("updates"),
-        baselines=baselines(dataset, tokens) if with_baselines and dataset is not None else {},
-        notices=notices,
+        baselines=beside,
+        notices=subject.notices,
     )
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What a model is judged on."""
+
+    split: SplitName | Literal["text"]
+    corpus: str
+    sha256: str
+    tokens: Split
+    notices: tuple[str, ...] = ()
 
 
 def _config_of_run(where: Path, cell: str | None) -> Config | None:
     path = where / "run.toml"
-    # The cell is the one that the person names, not the one that the file names.
-    return resolve({"model": {"kind": cell}} if cell else {}, file=path) if path.is_file() else None
+    return resolve_run(path, cell=cell) if path.is_file() else None
 
 
-def _dataset_of_run(config: Config, bundle: Bundle, where: str) -> Dataset:
+def _dataset_of_run(where: str | Path, config: Config | None, bundle: Bundle) -> Dataset:
     """The corpus of a run, prepared as it was for the training."""
+    if config is None:
+        raise UserError(
+            f"{str(where)!r} is a model without its corpus: give the run folder, or a TEXT without baselines"
+        )
     if "-" in config.data.corpus:
-        raise UserError(f"{where!r} was trained on standard input, which is gone: give a TEXT to evaluate on")
+        raise UserError(f"{str(where)!r} was trained on standard input, which is gone: give a TEXT to evaluate on")
     dataset = prepare(config.data, config.text, config.tokenizer)
     if dataset.sha256 != bundle.provenance.get("corpus_sha256"):
-        raise TextError(
-            f"the corpus {dataset.corpus_name!r} has changed since the training: restore it, or give a TEXT"
-        )
+        raise TextError(f"the corpus {dataset.corpus_name!r} has changed since the training: restore it or give a TEXT")
     return dataset
 
 
-def _part_of(dataset: Dataset, split: SplitName | None) -> tuple[SplitName, Split]:
+def _part_of(dataset: Dataset, split: SplitName | None) -> _Subject:
     parts: dict[SplitName, Split | None] = {"test": dataset.test, "valid": dataset.valid, "train": dataset.train}
     there = [name for name in _BY_PREFERENCE if parts[name] is not None]
     if split is None and there == ["train"]:
@@ -141,29 +151,29 @@ def _part_of(dataset: Dataset, split: SplitName | None) -> tuple[SplitName, Spli
     tokens = parts[chosen]
     if tokens is None:
         raise UserError(f"this corpus has no {chosen} part; accepted: {', '.join(there)}")
-    return chosen, tokens
+    return _Subject(chosen, dataset.corpus_name, dataset.sha256, tokens)
 
 
-def _tokens_of_text(
-    bundle: Bundle, config: Config | None, text: str | Path | Sequence[str | Path], split: SplitName | None
-) -> tuple[SplitName | Literal["text"], str, str, Split, tuple[str, ...]]:
-    """Read a text with the decoding of the run: name of the part, name, SHA-256, tokens, notices."""
+def _read(
+    text: str | Path | Sequence[str | Path], split: SplitName | None, bundle: Bundle, config: Config | None
+) -> _Subject:
+    """Read a text with the decoding of the run."""
     names = [text] if isinstance(text, str | Path) else text
     corpus = open_corpus(
         DataConfig(corpus=tuple(map(str, names))),
         config.text if config else TextConfig(),
         raw=bundle.tokenizer.level == "byte",
     )
-    if "all" in corpus.parts and split is not None:
+    there = [name for name in _BY_PREFERENCE if name in corpus.parts]
+    if split is not None and not there:
         raise UserError(f"{corpus.name!r} is one text without parts: leave --split out")
-    given = [name for name in _BY_PREFERENCE if name in corpus.parts]
-    name: SplitName | Literal["text"] = split or (given[0] if given else "text")
-    source = corpus.parts.get("all" if name == "text" else name)
+    chosen: SplitName | Literal["text"] = split or (there[0] if there else "text")
+    source = corpus.parts.get("all" if chosen == "text" else chosen)
     if source is None:
-        raise UserError(f"{corpus.name!r} has no {name} part; accepted: {', '.join(given)}")
+        raise UserError(f"{corpus.name!r} has no {chosen} part; accepted: {', '.join(there)}")
     hashed = _Hashed(source)
     tokens = tokenize_text(hashed, bundle.tokenizer, unknown="token")
-    return name, corpus.name, hashed.sha256, tokens, tuple(source.report())
+    return _Subject(chosen, corpus.name, hashed.sha256, tokens, tuple(source.report()))
 
 
 class _Hashed(Source):

@@ -28,13 +28,13 @@ class Model(Bundle):
             unknown: ``skip`` leaves out characters of the prompt that the model never saw.
             sampling: ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``.
         """
-        return Sampler(
-            self, prompt, settings=SamplingConfig(**sampling), seed=seed, stop=stop, unknown=unknown
-        ).run()
+        return Sampler(self, prompt, settings=SamplingConfig(**sampling), seed=seed, stop=stop, unknown=unknown).run()
 
     def score(self, text: str, *, state_policy: StatePolicy = "carried") -> Evaluation:
         """The negative log-likelihood of a text and all figures that follow from it."""
-        return evaluate_split(self.network, tokenize_text(text, self.tokenizer), self.tokenizer, state_policy=state_policy)
+        return evaluate_split(
+            self.network, tokenize_text(text, self.tokenizer), self.tokenizer, state_policy=state_policy
+        )
 
 
 def load(where: str | Path, *, device: str = "cpu", cell: str | None = None) -> Model:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BeforeValidator, Field, NonNegativeInt, SerializeAsAny, ValidationError
 
+from elman.cells import named_by_person
 from elman.config import (
     CheckpointConfig,
     DataConfig,
@@ -113,6 +114,26 @@ def json_schema() -> dict[str, Any]:
     schema["properties"]["model"] = {"anyOf": [*kinds, own_cell]}
     del schema["$defs"]["ModelConfig"]
     return schema
+
+
+def resolve_run(file: Path, *, cell: str | None = None, changes: Mapping[str, Any] | None = None) -> Config:
+    """The settings in a run folder, which may come from anybody.
+
+    Args:
+        file: its ``run.toml``.
+        cell: the person's own cell; a run that was trained with one is refused without it.
+        changes: single settings to change.
+
+    Raises:
+        ConfigError: the file is not TOML or holds what is not accepted.
+        ModelFileError: ``cell`` does not fit the run.
+    """
+    settings = _read_toml(file)
+    model = settings.get("model")
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"{str(file)!r} has no section [model]")
+    kind = named_by_person(str(model.get("kind")), cell, str(file))
+    return resolve(_merge({**settings, "model": {**model, "kind": kind}}, changes or {}))
 
 
 def preset_names() -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def test_resume_goes_on_to_a_new_budget(elman, corpus, tmp_path, tiny):
     elman("train", corpus, "--out", out, *tiny)
     result = elman("resume", out, "--training.max_updates", 12, "--json").json
     assert result["update"] == 12
-    assert Run.open(out).config.training.max_updates == 12
+    assert Run.open(out).config().training.max_updates == 12
     answer = elman("resume", out, "--training.bptt", 3)
     assert answer.code == 2
     assert "--training.bptt" in answer.err
@@ -94,7 +94,7 @@ def test_a_person_s_own_cell_with_settings_of_its_own(elman, corpus, tmp_path, t
     )
     cell, out = f"{file}:Leaky", tmp_path / "run"
     assert elman("train", corpus, "--out", out, *tiny, "--model.kind", cell, "--model.leak", "0.5").code == 0
-    assert Run.open(out).config.model.leak == 0.5
+    assert Run.open(out).config(cell=cell).model.leak == 0.5
     refused = elman("sample", out)
     assert refused.code == 2
     assert "--cell" in refused.err

@@ -99,7 +99,7 @@ BROKEN = {
           '            state = {"h": kept[0], "m": kept[1]}\n'
           '        h, m = state["h"], state["m"]'),
          ("return torch.stack", "self.kept = (h, m)\n        return torch.stack")],
-        {"detach": "a gradient leaks past detach into"},
+        {"detach": "a gradient leaks past detach to the earlier"},
     ),
     "something kept between calls": (
         [("return torch.stack", "self.calls = getattr(self, 'calls', 0) + 1\n        h = h + self.calls\n"
@@ -113,7 +113,7 @@ BROKEN = {
     ),
     "wrong count": (
         [("    def state(self)", "    def num_parameters(self):\n        return 7\n\n    def state(self)")],
-        {"count": "num_parameters says 7, but 120 numbers are built"},
+        {"count": "7 parameters are predicted, but 120 are built"},
     ),
     "scan computes something else": (
         [("+ self.config.leak * (drive", "+ 1.001 * self.config.leak * (drive")],
@@ -254,7 +254,7 @@ class CutsTheGradientAtEveryCall(RecurrentStack):
     [
         (RecurrentStack, ShiftedHead, "probabilities", "do not sum to one"),
         (RecurrentStack, LossWithoutWeights, "probabilities", "head.nll with weights is not the loss times its weight"),
-        (CountsItsBiasTwice, LinearHead, "count", "num_parameters says"),
+        (CountsItsBiasTwice, LinearHead, "count", "parameters are predicted, but"),
         (ResetsTheLastLayerOnly, LinearHead, "resets inside a segment", "the state '0.h' differs"),
         (ForgetsC, LinearHead, "chunking", "the state '0.h' differs"),
         (DrawsMasksByPosition, LinearHead, "noise", "draw masks from the noise handed in alone"),

@@ -45,6 +45,14 @@ def test_rows_have_the_masks_of_their_number_in_the_global_batch():
     assert not torch.equal(whole[0], whole[1])
 
 
+def test_uniform_numbers_fill_the_unit_interval_and_belong_to_their_row():
+    drawn = KEY.uniform((4, 5000), "x", torch.device("cpu"))
+    assert 0 <= drawn.min() < 0.001
+    assert 0.999 < drawn.max() < 1
+    assert abs(drawn.mean().item() - 0.5) < 4 / (12 * drawn.numel()) ** 0.5
+    assert torch.equal(Noise(3, 5, 4, first_row=2).uniform((2, 5000), "x", torch.device("cpu")), drawn[2:])
+
+
 def test_the_dtype_stays_and_the_mask_does_not_depend_on_it():
     double = KEY.dropout(ONES.double(), 0.5, "x")
     assert double.dtype == torch.float64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,28 +23,33 @@ class Example(nn.Module):
         super().__init__()
         self.encoder = nn.Embedding(vocab_size, width)
         if kind in ("LSTM", "GRU"):
-            self.rnn = getattr(nn, kind)(width, width, layers)
+            self.rnn = getattr(nn, kind)(width, width, layers, batch_first=True)
         else:
-            self.rnn = nn.RNN(width, width, layers, nonlinearity={"RNN_TANH": "tanh", "RNN_RELU": "relu"}[kind])
+            nonlinearity = {"RNN_TANH": "tanh", "RNN_RELU": "relu"}[kind]
+            self.rnn = nn.RNN(width, width, layers, nonlinearity=nonlinearity, batch_first=True)
         self.decoder = nn.Linear(width, vocab_size)
         if tied:
             self.decoder.weight = self.encoder.weight
 
-    def forward(self, tokens_TB: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
-        output, hidden = self.rnn(self.encoder(tokens_TB), hidden)
+    def forward(self, tokens_BT: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
+        output, hidden = self.rnn(self.encoder(tokens_BT), hidden)
         return self.decoder(output), hidden
 
 
 def straight_line_losses(model: Example, tokens: torch.Tensor, *, batch: int = 20, bptt: int = 35) -> list[float]:
-    """The example's training loop: time first, plain SGD at rate 20, gradients clipped at norm 0.25."""
+    """The example's training loop: plain SGD at rate 20, gradients clipped at norm 0.25.
+
+    The example lays time first. Here rows come first, which is the same mathematics: at rate 20 the vanilla networks
+    are chaotic, and a sum taken in another order alone moves their losses by whole nats within 50 batches.
+    """
     columns = len(tokens) // batch
-    data_TB = tokens[: columns * batch].view(batch, columns).t().contiguous()
+    data_BT = tokens[: columns * batch].view(batch, columns)
     hidden, losses, start = None, [], 0
     while len(losses) < UPDATES:
         if start >= columns - 1:
             start, hidden = 0, None
         length = min(bptt, columns - 1 - start)
-        inputs, targets = data_TB[start : start + length], data_TB[start + 1 : start + 1 + length].reshape(-1)
+        inputs, targets = data_BT[:, start : start + length], data_BT[:, start + 1 : start + 1 + length].reshape(-1)
         model.zero_grad()
         if hidden is not None:
             hidden = tuple(h.detach() for h in hidden) if isinstance(hidden, tuple) else hidden.detach()
@@ -55,7 +59,7 @@ def straight_line_losses(model: Example, tokens: torch.Tensor, *, batch: int = 2
         nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 20 * parameter.grad
+                parameter.add_(parameter.grad, alpha=-20)
         losses.append(loss.item())
         start += bptt
     return losses

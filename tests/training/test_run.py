@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,9 @@ def test_without_validation_the_last_weights_are_the_model(corpus: Path, tmp_pat
 def test_small_corpora_shrink_the_layout_and_say_so(size: int, tmp_path: Path) -> None:
     path = tmp_path / "small.txt"
     path.write_bytes(b"hello, world\nhello, world\n"[:size] * (1 if size <= 26 else 3))
-    run = train(path, out=tmp_path / "run", model=MODEL, training={"max_updates": 3}, sampling=SAMPLING | {"prompts": [""]})
+    run = train(
+        path, out=tmp_path / "run", model=MODEL, training={"max_updates": 3}, sampling=SAMPLING | {"prompts": [""]}
+    )
     updates = [r for r in run.records() if r["kind"] == "update"]
     assert len(updates) == 3
     assert all(r["tokens"] > 0 for r in updates)
@@ -257,7 +258,12 @@ def test_a_loss_that_is_not_finite_ends_with_the_remedy_and_keeps_the_weights(co
             return features_BTF.sum() * (float("nan") if self.seen.count("update") == 3 else 0.0)
 
     with pytest.raises(TrainingError, match=r"update 4 .* lower training\.learning_rate"):
-        train(corpus, out=tmp_path / "run", callbacks=[Poison(0)], **settings(max_updates=9) | {"checkpoint": {"every_updates": 1}})
+        train(
+            corpus,
+            out=tmp_path / "run",
+            callbacks=[Poison(0)],
+            **settings(max_updates=9) | {"checkpoint": {"every_updates": 1}},
+        )
     assert all(tensor.isfinite().all() for tensor in final_state(Run.open(tmp_path / "run")).values())
 
 
@@ -297,12 +303,16 @@ def test_resetting_streams_at_random_is_recorded_in_the_losses_alone(corpus: Pat
     assert losses[0][1] != losses[1][1]
 
 
-def test_a_dry_run_tells_the_plan_and_writes_nothing(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_tells_the_plan_and_writes_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     plan = dry_run(corpus, **settings(max_updates=1000))
     assert list(tmp_path.iterdir()) == []
     assert plan.config.training.max_updates == 1000
-    assert plan.parameters == elman.load(train(corpus, out="run", **settings(max_updates=1)).path).network.num_parameters
+    assert (
+        plan.parameters == elman.load(train(corpus, out="run", **settings(max_updates=1)).path).network.num_parameters
+    )
     assert plan.updates_per_epoch == -(-plan.train_tokens // (4 * 16))
     assert plan.peak_memory_bytes > 10**7
     assert len(plan.sample) > 0
@@ -319,13 +329,9 @@ def test_tensorboard_events_are_written_on_request(corpus: Path, tmp_path: Path)
     assert logged == pytest.approx([r["nats"] for r in run.records() if r["kind"] == "update"])
 
 
-@pytest.fixture
-def _in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_runs_without_a_name_get_one_of_their_own(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    yield
-
-
-@pytest.mark.usefixtures("_in")
-def test_runs_without_a_name_get_one_of_their_own(corpus: Path) -> None:
     paths = [train(corpus, **settings(max_updates=1)).path for _ in range(2)]
     assert paths == [Path("runs/tiny-lstm"), Path("runs/tiny-lstm-2")]

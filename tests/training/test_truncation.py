@@ -127,6 +127,29 @@ def test_the_shorter_last_segment_is_a_mean_over_its_own_targets():
     assert records[1]["nats"] == pytest.approx(total / 5, rel=1e-13)
 
 
+def test_streams_are_reset_before_a_segment_with_the_probability_asked_for():
+    training = trainer(TOKENS, reset_probability=0.5, max_updates=40)
+    network = training.network
+    inputs, targets = (torch.from_numpy(row.reshape(B, -1)) for row in (TOKENS[:-1], TOKENS[1:]))
+    initial = network.initial_state(B)
+    num_reset, state = 0, initial
+    for values in updates(training):
+        segment = slice((values["update"] - 1) % 4 * T, ((values["update"] - 1) % 4 + 1) * T)
+        state = initial if segment.start == 0 else state
+        chances = torch.cartesian_prod(*[torch.tensor([False, True])] * B)
+        for resets_B in chances:  # whichever streams were reset, the loss tells
+            with torch.no_grad():
+                features, after = network.features(inputs[:, segment], state.reset(resets_B, initial))
+                loss = network.head.nll(features, targets[:, segment]).mean().item()
+            if values["nats"] == pytest.approx(loss, rel=1e-13):
+                break
+        else:
+            pytest.fail(f"no choice of reset streams gives the loss of update {values['update']}")
+        num_reset += int(resets_B.sum()) if segment.start else 0
+        state = after
+    assert 25 <= num_reset <= 65  # of 90, half on average, with a deviation of 4.7
+
+
 # Clipping.
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from elman.cells.base import Cell
-from elman.errors import ConfigError, nearest
+from elman.errors import ConfigError, ModelFileError, nearest
 
 _NOT_CELLS = ("base", "primitives")
 
@@ -26,6 +26,26 @@ def cell_names() -> tuple[str, ...]:
 def is_own_cell(kind: str) -> bool:
     """Whether the name points to a person's own code: ``./file.py:Class`` or ``package.module:Class``."""
     return ":" in kind
+
+
+def named_by_person(kind: str, cell: str | None, where: str) -> str:
+    """The kind to use for a file that names ``kind``: a file must never choose the code that is run.
+
+    Args:
+        kind: what the file says.
+        cell: the person's own cell, as given on the command line or in Python.
+        where: the file, for the message.
+
+    Raises:
+        ModelFileError: the file names a person's cell that was not given, or the other way round.
+    """
+    if is_own_cell(kind):
+        if cell is None or cell.rpartition(":")[2] != kind.rpartition(":")[2]:
+            raise ModelFileError(f"{where!r} was trained with the cell {kind!r}: give it yourself, as in --cell {kind}")
+        return cell
+    if cell is not None:
+        raise ModelFileError(f"{where!r} was trained with the built-in {kind!r}: leave --cell out")
+    return kind
 
 
 @cache

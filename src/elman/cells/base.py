@@ -182,7 +182,7 @@ class GatedCell(Cell):
         recurrent_scale = 1.0 if config.recurrent_init == "orthogonal" else bound
         bias = Initial(config.bias_init, bound, G, self.gate_biases())
         parameters = {
-            "weight_ih": Parameter((G * H, self.input_size), Initial("uniform", bound, G)),
+            "weight_ih": Parameter((G * H, self.input_size), Initial("uniform", bound)),
             "weight_hh": Parameter((G * H, H), Initial(config.recurrent_init, recurrent_scale, G)),
         }
         if config.biases == "single":

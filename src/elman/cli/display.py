@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -123,9 +124,8 @@ class Dashboard:
         return "no estimate" if update is None else f"{self.worth(nats)} at update {update:,}"
 
     def _newest(self, record: Mapping[str, Any] | None) -> str:
-        return (
-            self.estimate(None, None) if record is None else self.estimate(record["nats_per_token"], record["update"])
-        )
+        record = record or {"nats_per_token": None, "update": None}
+        return self.estimate(record["nats_per_token"], record["update"])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - 4
@@ -136,7 +136,7 @@ class Dashboard:
             body.append(Text("the first update is on its way", style="dim"))
         used = 2 + (9 if width < _NARROW else 5)
         body += self._sample_lines(console, width, max_lines=console.height - used - 2)
-        data = ", ".join(self.config.data.corpus)
+        data = ", ".join(Path(name).name for name in self.config.data.corpus)
         title = clean(f"elman · {self.config.model.kind} · {data} · seed {self.config.seed}")
         yield Panel(
             Group(*body),

@@ -75,6 +75,6 @@ def resume(
     budgets = given(flags).get("training", {})
     return carry_through(
         lambda watch: runs.resume(run, cell=cell, tensorboard=tensorboard, **budgets, **watch),
-        Display(runs.Run.open(run).config),
+        Display(runs.Run.open(run).config(cell=cell)),
         json=json,
     )

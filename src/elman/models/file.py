@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as tensors_to_bytes
 
-from elman.cells import is_own_cell
+from elman.cells import named_by_person
 from elman.errors import ConfigError, ModelFileError
 from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, model_class, model_config
@@ -135,13 +135,7 @@ def _read_meta(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]
 def _empty_network(path: Path, meta: Mapping[str, Any], shapes: Mapping[str, Any], cell: str | None) -> LanguageModel:
     """A network of the shapes that both the settings and the tensors of the file agree on."""
     settings = dict(meta["model"])
-    kind = settings.get("kind")
-    if isinstance(kind, str) and is_own_cell(kind):
-        if cell is None or cell.rpartition(":")[2] != kind.rpartition(":")[2]:
-            raise ModelFileError(f"{str(path)!r} was trained with the cell {kind!r}: give it yourself (--cell {kind})")
-        settings["kind"] = cell
-    elif cell is not None:
-        raise ModelFileError(f"{str(path)!r} was trained with the built-in {kind!r}: leave --cell out")
+    settings["kind"] = named_by_person(str(settings.get("kind")), cell, str(path))
     vocab_size = tokenizer_from_dict(meta["tokenizer"]).size
     dtypes = {entry.get_dtype() for entry in shapes.values()}
     if len(dtypes) != 1 or not dtypes <= set(_DTYPES):

@@ -87,11 +87,9 @@ class Subject:
             return "" if torch.equal(one, other) else "unequal numbers"
         if not one.numel():
             return ""
-        size = other.abs().max().item()
-        gap = (one - other).abs().max().item()
-        return (
-            "" if gap <= TOLERANCES[self.dtype] * (size + 1e-3) else f"by {gap:.2g} where the numbers reach {size:.2g}"
-        )
+        size, gap = other.abs().max().item(), (one - other).abs().max().item()
+        allowed = TOLERANCES[self.dtype] * (size + 1e-3)
+        return "" if gap <= allowed else f"by {gap:.2g} where the numbers reach {size:.2g}"
 
     def differ_in(self, one: tuple[Tensor, State], other: tuple[Tensor, State]) -> str:
         """The first difference between two results."""
@@ -130,7 +128,7 @@ def count(s: CellSubject | ModelSubject) -> Iterator[str]:
         built = s.model.num_parameters
         predicted = s.model.predicted_num_parameters(s.model.config, s.model.vocab_size)
     if predicted != built:
-        yield f"num_parameters says {predicted}, but {built} numbers are built: derive it from the shapes declared"
+        yield f"{predicted} parameters are predicted, but {built} are built: derive the number from the shapes declared"
 
 
 def initial_state(s: Subject) -> Iterator[str]:
@@ -296,9 +294,8 @@ def _with_gradients(s: Subject, lengths: Sequence[int]) -> tuple[tuple[Tensor, S
 
 
 def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for name, tensor in tensors.items()
-    }
+    """Copies that gradients can be taken for, but for integers, which have none."""
+    return {name: t.detach().clone().requires_grad_(t.is_floating_point()) for name, t in tensors.items()}
 
 
 def _loss(outputs: Tensor, state: State) -> Tensor:
@@ -336,12 +333,12 @@ def fast_form(s: CellSubject) -> Iterator[str]:
     """``scan`` and the step, once for each time, agree in outputs, final state and all gradients."""
     results = []
     for scan in (s.cell.scan, s.cell.readable_scan):
-        leaves = _leaves(s.parameters) | {"x": _leaf(s.inputs)}
-        state = _leaves(s.filled_state().tensors)
-        outputs, after = scan({name: leaves[name] for name in s.parameters}, leaves["x"], state)
-        leaves |= {f"state {name}": tensor for name, tensor in state.items()}
-        loss = _loss(outputs, State(after))
-        results.append(((outputs.detach(), State(after).detach()), _gradients(loss, leaves)))
+        parameters, state = _leaves(s.parameters), _leaves(s.filled_state().tensors)
+        x = _leaves({"x": s.inputs})
+        outputs, after = scan(parameters, x["x"], state)
+        leaves = parameters | x | {f"state {name}": tensor for name, tensor in state.items()}
+        found = _gradients(_loss(outputs, State(after)), leaves)
+        results.append(((outputs.detach(), State(after).detach()), found))
     (fast, fast_gradients), (readable, readable_gradients) = results
     if gap := s.differ_in(fast, readable):
         yield f"scan and the step, once for each time: {gap}; the step is the definition"
@@ -351,23 +348,17 @@ def fast_form(s: CellSubject) -> Iterator[str]:
             yield f"scan and the step, once for each time: the gradient of {name!r} differs {gap}"
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
-
-
 # What gradients do.
 
 
 def detach(s: Subject) -> Iterator[str]:
     """A detached state lets no gradient through to what was read before."""
-    earlier = _leaves(s.parameters) | {"its earlier input": _leaf(s.earlier)}
-    parameters = {name: earlier[name] for name in s.parameters}
-    _, state = s.run(parameters, earlier["its earlier input"], s.initial)
+    parameters, x = _leaves(s.parameters), _leaves({"x": s.earlier})
+    _, state = s.run(parameters, x["x"], s.initial)
     outputs, after = s.run(_leaves(s.parameters), s.inputs, state.detach())
-    for name, gradient in _gradients(_loss(outputs, after), earlier).items():
+    for name, gradient in _gradients(_loss(outputs, after), parameters | x).items():
         if gradient.any():
-            what = name if name == "its earlier input" else f"the earlier use of {name!r}"
-            yield f"a gradient leaks past detach into {what}: keep no tensor between calls, carry it in the state"
+            yield f"a gradient leaks past detach to the earlier {name!r}: keep no tensor on the cell, carry it"
             return
 
 
@@ -419,13 +410,12 @@ def noise(s: ModelSubject) -> Iterator[str]:
     """The masks of an update are its key's: equal in every repetition, and the same for rows computed apart."""
     state = s.filled_state()
 
-    def features(first: int, last: int, update: int) -> Tensor:
-        key = Noise(seed=1, update=update, num_rows=_NUM_ROWS, first_row=first)
+    def features(first: int, last: int) -> Tensor:
+        key = Noise(seed=1, update=7, num_rows=_NUM_ROWS, first_row=first)
         with torch.no_grad():
             return s.model.features(s.inputs[first:last], state.select(range(first, last)), noise=key)[0]
 
-    whole = features(0, _NUM_ROWS, update=7)
-    if gap := s.differ(torch.cat([features(0, 1, update=7), features(1, _NUM_ROWS, update=7)]), whole):
+    if gap := s.differ(torch.cat([features(0, 1), features(1, _NUM_ROWS)]), features(0, _NUM_ROWS)):
         yield f"dropout of a batch in pieces and in one go differs {gap}: draw masks from the noise handed in alone"
 
 

@@ -6,7 +6,9 @@ Shape letters: B rows, T time, E embedding, I layer input, H hidden, F features,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch.nn import functional
 
 from elman.cells import find_cell
 from elman.cells.base import Cell, Initial
-from elman.config import ModelConfig, StackConfig
+from elman.config import CellConfig, ModelConfig, StackConfig
 from elman.errors import ConfigError
 from elman.models.contract import Head, LanguageModel
 from elman.models.noise import Noise
@@ -26,7 +28,8 @@ def _cells(config: StackConfig, num_layers: int) -> list[Cell]:
     cells: list[Cell] = []
     for _ in range(num_layers):
         input_size = cells[-1].output_size if cells else config.embedding_size
-        cells.append(find_cell(config.kind)(config, input_size))
+        # The settings of a stack are those of its cell too (elman.models.kinds puts the two together).
+        cells.append(find_cell(config.kind)(cast(CellConfig, config), input_size))
     return cells
 
 
@@ -108,6 +111,9 @@ class RecurrentStack(LanguageModel):
                 )
             self.head.weight = self.embedding
 
+    def _layers(self) -> Iterator[Layer]:
+        return (cast(Layer, layer) for layer in self.layers)
+
     def reset_parameters(self, generator: torch.Generator) -> None:
         config, head = self.config, self.head
         embedding = self.embedding.data
@@ -115,7 +121,7 @@ class RecurrentStack(LanguageModel):
             embedding.normal_(0.0, 1 / math.sqrt(config.embedding_size), generator=generator)
         else:
             embedding.uniform_(-config.embedding_range, config.embedding_range, generator=generator)
-        for layer in self.layers:
+        for layer in self._layers():
             layer.reset_parameters(generator)
         if head.projection is not None:
             _draw(head.projection, 1 / math.sqrt(head.projection.shape[1]), generator)
@@ -126,7 +132,7 @@ class RecurrentStack(LanguageModel):
     def initial_state(self, batch_size: int) -> State:
         return State({
             f"{index}.{part}": tensor
-            for index, layer in enumerate(self.layers)
+            for index, layer in enumerate(self._layers())
             for part, tensor in layer.initial_state(batch_size).items()
         })  # fmt: skip
 
@@ -134,11 +140,11 @@ class RecurrentStack(LanguageModel):
         self, tokens_BT: Tensor, state: State, reset_BT: Tensor | None = None, noise: Noise | None = None
     ) -> tuple[Tensor, State]:
         x_BTI = self._drop(functional.embedding(tokens_BT, self.embedding), noise, "embedding")
-        tensors = {}
-        for index, layer in enumerate(self.layers):
+        tensors: dict[str, Tensor] = {}
+        for index, layer in enumerate(self._layers()):
             prefix = f"{index}."
-            parts = {name[len(prefix) :]: t for name, t in state.tensors.items() if name.startswith(prefix)}
-            x_BTI, parts = _scan_with_resets(layer, x_BTI, parts, reset_BT)
+            before = {name[len(prefix) :]: t for name, t in state.tensors.items() if name.startswith(prefix)}
+            x_BTI, parts = _scan_with_resets(layer, x_BTI, before, reset_BT)
             x_BTI = self._drop(x_BTI, noise, f"layer {index}")
             tensors |= {prefix + name: tensor for name, tensor in parts.items()}
         return x_BTI, State(tensors)
@@ -180,7 +186,7 @@ def _scan_with_resets(
     borders = sorted({0, *resets, num_steps})
     initial = State(layer.initial_state(x_BTI.shape[0]))
     outputs = []
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         if start in resets:
             parts = State(parts).reset(reset_BT[:, start], initial).tensors
         output_BTH, parts = layer(x_BTI[:, start:end], parts)

@@ -14,12 +14,13 @@ import re
 import sys
 import sysconfig
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from elman.errors import TextError
 
-PROSE_VERSION = 1
+PROSE_VERSION = 2
 """Raised whenever the same Python version would give another prose."""
 
 # Linux distributions and Homebrew ship these apart, or change them for themselves.
@@ -30,6 +31,7 @@ _RULE = re.compile(r"^[ \t]*([^\w\s])\1{2,}[ \t]*\n?", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _MIN_DOCUMENT = 200
 _MIN_PARAGRAPH_TO_COMPARE = 60
+_MIN_DOCUMENTS_OF_A_CHARACTER = 8
 
 
 def python_name() -> str:
@@ -79,10 +81,11 @@ def prose_documents() -> list[str]:
 
     A topic or a module is a document, so that a model meets several hundred beginnings and can write its own. Left
     out are doctest sessions, tables and rules, which are no prose, and every longer paragraph that occurred before:
-    the topics repeat each other, and a repetition would stand in the training and in the held-out part. The order is
-    that of a hash, so that the parts cut off the end resemble the rest.
+    the topics repeat each other, and a repetition would stand in the training and in the held-out part. Paragraphs
+    with a character that hardly any document has go too, for a held-out part could hold one that training never
+    saw. The order is that of a hash, so that the parts cut off the end resemble the rest.
     """
-    documents: list[str] = []
+    documents: list[list[str]] = []
     seen: set[str] = set()
     for raw in _raw_prose():
         paragraphs: list[str] = []
@@ -91,10 +94,22 @@ def prose_documents() -> list[str]:
                 paragraphs.append(paragraph)
             elif paragraphs and paragraphs[-1].endswith(":"):
                 paragraphs.pop()  # it announced what is left out
-        document = "\n\n".join(paragraphs)
-        if len(document) >= _MIN_DOCUMENT:
-            documents.append(document + "\n")
-    return sorted(documents, key=lambda document: hashlib.sha256(document.encode()).digest())
+        documents.append(paragraphs)
+    texts = ("\n\n".join(paragraphs) + "\n" for paragraphs in _without_rare_characters(documents))
+    return sorted(
+        (text for text in texts if len(text) > _MIN_DOCUMENT),
+        key=lambda text: hashlib.sha256(text.encode()).digest(),
+    )
+
+
+def _without_rare_characters(documents: list[list[str]]) -> list[list[str]]:
+    """The documents without the paragraphs whose characters stand in too few of them, until none is left."""
+    while True:
+        found = Counter(character for paragraphs in documents for character in set("".join(paragraphs)))
+        rare = {character for character, count in found.items() if count < _MIN_DOCUMENTS_OF_A_CHARACTER}
+        if not rare:
+            return documents
+        documents = [[p for p in paragraphs if rare.isdisjoint(p)] for paragraphs in documents]
 
 
 def _raw_prose() -> Iterator[str]:

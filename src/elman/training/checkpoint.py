@@ -75,7 +75,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
     Raises:
         ModelFileError: there is none.
     """
-    passed_over = []
+    passed_over: list[str] = []
     for path in sorted(_checkpoints(folder), reverse=True):
         try:
             return path, _read(path), passed_over

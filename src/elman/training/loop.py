@@ -142,7 +142,7 @@ class Trainer:
         """The part of the budget that is used up, 0 to 1."""
         budget = self.config.training
         max_epochs = budget.max_epochs if budget.has_budget else _DEFAULT_EPOCHS
-        used = [
+        used: list[tuple[float, float | None]] = [
             (self.update, budget.max_updates),
             (self.tokens, budget.max_tokens),
             (self.tokens / self.streams.num_targets, max_epochs),
@@ -186,7 +186,12 @@ class Trainer:
             yield Record("stopped", {"update": self.update, "tokens": self.tokens})
             return
         yield self._checkpoint_record()
-        end = {"update": self.update, "tokens": self.tokens, "epoch": self.epoch, "seed": self.config.seed}
+        end: dict[str, Any] = {
+            "update": self.update,
+            "tokens": self.tokens,
+            "epoch": self.epoch,
+            "seed": self.config.seed,
+        }
         if self.best_update is not None:
             end |= {"best_update": self.best_update, "best_nats_per_token": self.best_nats}
         yield Record("end", end, {"seconds": self.elapsed_seconds})
@@ -257,9 +262,7 @@ class Trainer:
         gradients = [p.grad for p in self._optimizer.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.config.training.max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(
-                self._optimizer.parameters, self.config.training.max_grad_norm, norm
-            )
+            torch.nn.utils.clip_grads_with_norm_(self._optimizer.parameters, self.config.training.max_grad_norm, norm)
         return loss.item(), norm.item(), state
 
     def _observe(self) -> Iterator[Record]:
@@ -346,7 +349,7 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to go on, as it stands between two records."""
-        tensors = {f"model.{name}": parameter for name, parameter in self.network.named_parameters()}
+        tensors: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.network.named_parameters()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}
         tensors |= {f"state.{name}": tensor for name, tensor in self.state.tensors.items()}
         trainer = {

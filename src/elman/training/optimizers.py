@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Apply one update. Matrices of one block shape are orthogonalised together."""
-        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor, dict]]] = {}
+        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor, dict[str, Any]]]] = {}
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:
@@ -139,7 +140,7 @@ class Optimizer:
 
 
 def _hidden_matrices(network: LanguageModel) -> list[tuple[nn.Parameter, int]]:
-    """The matrices between hidden layers, each with the number of gates stacked in it."""
+    """The layers' matrices, each with the number of blocks that it is drawn in: W_hh gate by gate, W_ih as one."""
     from elman.models.stack import Layer
 
     return [

@@ -1,12 +1,12 @@
 """A run is a folder: its settings, its log, its samples, its checkpoints, and the model.
 
-    run.toml           every setting, resolved
-    environment.json   versions, machine, corpus and its SHA-256
-    metrics.jsonl      a record per update, evaluation and message
-    samples/           a text file per update at which samples were drawn
-    checkpoints/       resumable states
-    tensorboard/       on request
-    model.safetensors  the model: the best on the validation part, or the last where there is none
+run.toml           every setting, resolved
+environment.json   versions, machine, corpus and its SHA-256
+metrics.jsonl      a record per update, evaluation and message
+samples/           a text file per update at which samples were drawn
+checkpoints/       resumable states
+tensorboard/       on request
+model.safetensors  the model: the best on the validation part, or the last where there is none
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elman.config import BUDGETS
 from elman.data.prepare import Dataset, prepare
 from elman.errors import ConfigError, MissingExtraError, ModelFileError
 from elman.models.file import MODEL_FILE, save_model, write_atomically
-from elman.settings import Config, resolve, with_corpus
+from elman.settings import Config, resolve, resolve_run, with_corpus
 from elman.training.checkpoint import newest_checkpoint, save_checkpoint
 from elman.training.loop import Callback, Record, Trainer
 
@@ -47,10 +47,9 @@ class Run:
             raise ModelFileError(f"{str(path)!r} is not a run folder: it has no run.toml")
         return cls(path)
 
-    @property
-    def config(self) -> Config:
-        """The settings of the run."""
-        return resolve(file=self.path / "run.toml")
+    def config(self, *, cell: str | None = None) -> Config:
+        """The settings of the run; one that was trained with a person's own cell is refused without it."""
+        return resolve_run(self.path / "run.toml", cell=cell)
 
     @property
     def checkpoints(self) -> Path:
@@ -63,10 +62,11 @@ class Run:
         return self.path / "metrics.jsonl"
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """What the log holds, from the start."""
-        with self.metrics.open(encoding="utf-8") as lines:
+        """What the log holds, from the start; a last line that was cut by a crash is left out."""
+        with self.metrics.open(encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
-                yield json.loads(line)
+                if line.endswith("\n"):
+                    yield json.loads(line)
 
 
 def train(
@@ -148,9 +148,7 @@ def resume(
     changes: dict[str, Any] = {"training": {k: v for k, v in budgets.items() if v is not None}}
     if unknown := set(changes["training"]) - set(BUDGETS):
         raise ConfigError(f"resume cannot change {', '.join(sorted(unknown))}; accepted: {', '.join(BUDGETS)}")
-    config = resolve(changes, file=run.path / "run.toml")
-    if cell is not None and cell != config.model.kind:
-        raise ConfigError(f"the run was trained with model.kind {config.model.kind!r}, not {cell!r}")
+    config = resolve_run(run.path / "run.toml", cell=cell, changes=changes)
     checkpoint_path, checkpoint, passed_over = newest_checkpoint(run.checkpoints)
     dataset = prepare(config.data, config.text, config.tokenizer)
     trainer = Trainer(config, dataset, callbacks=callbacks, should_stop=should_stop)
@@ -278,7 +276,9 @@ def _follow(run: Run, trainer: Trainer, tensorboard: bool) -> None:
 def _write_sample(folder: Path, sample: Mapping[str, Any]) -> None:
     """Append one sample to the file of its update, with what the model was worth then."""
     bits, nats = sample["valid_bits_per_char"], sample["valid_nats_per_token"]
-    worth = f"{bits:.3f} bits per character held out" if bits else f"{nats:.3f} nats per token" if nats else "no estimate"
+    worth = (
+        f"{bits:.3f} bits per character held out" if bits else f"{nats:.3f} nats per token" if nats else "no estimate"
+    )
     heading = f"== update {sample['update']}, {worth}, temperature {sample['temperature']:g}"
     if sample["prompt"]:
         heading += f", prompt {sample['prompt']!r}"
@@ -295,22 +295,13 @@ def _cut_log(run: Run, trainer: Trainer) -> None:
             return trainer.has_observed(record["kind"])
         return update <= trainer.update and record["kind"] not in ("stopped", "end")
 
-    kept = [record for record in _readable(run.metrics) if stays(record)]
+    kept = [record for record in run.records() if stays(record)]
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
     write_atomically(run.metrics, text.encode())
     sampled = {f"update-{record['update']:08d}.txt" for record in kept if record["kind"] == "sample"}
     for path in (run.path / "samples").glob("update-*.txt"):
         if path.name not in sampled:
             path.unlink()
-
-
-def _readable(log: Path) -> Iterator[dict[str, Any]]:
-    """The records of a log whose last line may have been cut by a crash."""
-    for line in log.read_bytes().splitlines() if log.exists() else ():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            return
 
 
 class _TensorBoard:
