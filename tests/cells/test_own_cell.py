@@ -64,7 +64,7 @@ def test_its_model_file_is_loaded_only_by_somebody_who_names_the_cell(kind, tmp_
     bundle, _ = trained(kind, num_epochs=1)
     path = tmp_path / "model.safetensors"
     save_model(path, bundle)
-    with pytest.raises(ModelFileError, match=r"was trained with the cell .*Leaky': give it yourself \(--cell"):
+    with pytest.raises(ModelFileError, match=r"was trained with the cell .*Leaky': give it yourself, as in --cell"):
         load_model(path)
     with pytest.raises(ModelFileError, match="was trained with the cell"):
         load_model(path, cell="elsewhere:Other")

@@ -180,7 +180,7 @@ def test_elsewhere_there_are_plain_lines(capsys):
 
 def test_a_log_can_be_drawn_again_as_a_picture(run):
     opened = Run.open(run)
-    svg = picture(opened.config, opened.records())
+    svg = picture(opened.config(), opened.records())
     text = "".join(ElementTree.fromstring(svg).itertext()).replace("\u00a0", " ")
     assert "seed 7" in text
     assert "done" in text

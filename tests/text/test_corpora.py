@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -126,12 +127,20 @@ def test_prose_is_made_of_paragraphs_that_are_prose_and_new(tmp_path, monkeypatc
         paths[-1].write_text(source)
     monkeypatch.setattr(stdlib, "source_files", lambda: paths)
     monkeypatch.setattr(stdlib, "_MIN_DOCUMENT", 10)
+    monkeypatch.setattr(stdlib, "_MIN_DOCUMENTS_OF_A_CHARACTER", 1)
     assert sorted(stdlib.prose_documents()) == [
         f"First.\n\n{long}\n\nOf f.\n",
         "Of C.\n\nOf m.\n",
         "One\n\n   Indented.\n",
         f"Two, longer than x? {long}{long}\n",
     ]
+
+
+def test_no_character_of_the_prose_stands_in_few_documents_alone():
+    documents = stdlib.prose_documents()
+    found = Counter(character for document in documents for character in set(document))
+    # A document that became too short goes as a whole, which may take a character below the bound.
+    assert min(found.values()) >= stdlib._MIN_DOCUMENTS_OF_A_CHARACTER // 2
 
 
 def test_prose_is_kept_and_a_damaged_copy_is_made_anew(cache, monkeypatch):

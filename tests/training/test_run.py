@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 
 import elman
 from elman.errors import ConfigError, ModelFileError, TextError, TrainingError
+from elman.evaluation import Evaluation
+from elman.metrics import Score
 from elman.training.loop import Record
 from elman.training.run import Run, dry_run, resume, train
 
@@ -177,6 +180,20 @@ def test_the_model_file_is_the_best_on_validation(undisturbed: Run) -> None:
     model = elman.load(undisturbed.path)
     assert model.provenance["updates"] == best["update"]
     assert model.provenance["valid"]["nats_per_token"] == best["nats_per_token"]
+
+
+def test_the_model_file_is_the_best_of_any_course_and_nan_is_never_best(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = [math.nan, 3.0, 2.0, math.nan, 2.5]
+    estimates = (Evaluation(Score(10 * nats, 10, 10, 10), "carried", 1, 1, 0, 9) for nats in course)
+    monkeypatch.setattr("elman.training.loop.evaluate_split", lambda *given, **options: next(estimates))
+    run = train(corpus, out=tmp_path / "run", **settings(max_updates=5) | {"evaluation": {"every_updates": 1}})
+    best = [record["best"] for record in run.records() if record["kind"] == "evaluation"]
+    assert best == [False, True, True, False, False]
+    assert elman.load(run.path).provenance["updates"] == 3
+    end = list(run.records())[-1]
+    assert (end["best_update"], end["best_nats_per_token"]) == (3, 2.0)
 
 
 def test_without_validation_the_last_weights_are_the_model(corpus: Path, tmp_path: Path) -> None:

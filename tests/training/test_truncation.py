@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def trainer(tokens: np.ndarray, kind: str = "elman", **settings: Any) -> Trainer
     }  # fmt: skip
     sections = {
         "model": {"kind": kind, "embedding_size": 4, "hidden_size": H, **settings.pop("model", {})},
+        "data": settings.pop("data", {}),
         "training": training | settings,
         "sampling": {"max_new_tokens": 0},
         "device": "cpu",
@@ -88,6 +90,7 @@ def test_the_gradient_stops_at_the_border_and_nowhere_else():
     steps = updates(training)
     for expected in (of_first, of_second):
         next(steps)
+        assert not any(tensor.requires_grad for tensor in training.state.tensors.values())
         for name, gradient in gradients(network).items():
             torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-13)
     assert not torch.allclose(of_second["layers.0.weight_hh"], of_both["layers.0.weight_hh"], rtol=1e-3)
@@ -125,6 +128,23 @@ def test_the_shorter_last_segment_is_a_mean_over_its_own_targets():
             features, _ = training.network.features(row[:, :-1], training.network.initial_state(1))
             total += training.network.head.nll(features, row[:, 1:])[:, T:].sum().item()
     assert records[1]["nats"] == pytest.approx(total / 5, rel=1e-13)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_documents_start_from_the_initial_state_where_that_is_asked_for(reset):
+    lengths = [4, 7, 3, 2]  # inputs of each document, its boundary first: borders within a segment and at its start
+    documents = [np.concatenate([[0], np.random.default_rng(n).integers(1, V, size=n - 1)]) for n in lengths]
+    tokens = np.concatenate([*documents, [1]])
+    training = trainer(tokens, "lstm", batch_size=1, bptt=4, data={"reset_at_documents": reset})
+    network = training.network
+    nats, state = [], network.initial_state(1)
+    with torch.no_grad():
+        for token, target in pairwise(tokens.tolist()):
+            state = network.initial_state(1) if reset and token == 0 else state
+            features, state = network.features(torch.tensor([[token]]), state)
+            nats.append(network.head.nll(features, torch.tensor([[target]])).item())
+    found = [values["nats"] for values, _ in zip(updates(training), range(4), strict=False)]
+    assert found == pytest.approx(np.array(nats).reshape(4, 4).mean(1).tolist(), rel=1e-13)
 
 
 def test_streams_are_reset_before_a_segment_with_the_probability_asked_for():
