@@ -169,3 +169,12 @@ def test_compressors_are_left_out_where_tokens_lose_text() -> None:
     words = train_tokenizer(TokenizerConfig(level="word"), StringSource(TEXT))
     split = tokenize_text(TEXT, words)
     assert set(baselines(Dataset(words, split, None, None, "test", "", ()), split)) == {"uniform", "unigram"}
+
+
+def test_compressors_see_the_bytes_of_a_byte_model_even_where_they_are_no_text() -> None:
+    data = bytes(range(256)) * 3
+    tokenizer = train_tokenizer(TokenizerConfig(level="byte"), [])
+    tokens = np.array([tokenizer.boundary_id, *data])
+    split = Split(tokens, len(data), len(data), 1, 0)
+    found = baselines(Dataset(tokenizer, split, None, None, "test", "", ()), split)
+    assert found["bzip2"].bits_per_byte == pytest.approx(8 * len(bz2.compress(data)) / len(data))

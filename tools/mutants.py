@@ -4,7 +4,8 @@
 
 A fault is text that stands exactly once in a source file and what takes its place. First all named tests have to pass
 on an unpatched copy. A fault counts as caught by an assertion that fails: an import error, a crash or a broken fixture
-shows that the patch is bad, not that the tests are good. Ends with 1 where a fault survives or no longer fits the code.
+shows that the patch is bad, not that the tests are good. Ends with 1 where a fault is not caught or no longer
+fits the code.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def run_tests(source: Path, tests: Sequence[str]) -> Verdict:
     except subprocess.TimeoutExpired:
         return Verdict("", False, f"no end after {LIMIT_SECONDS} seconds")
     if done.returncode == 0:
-        return Verdict("", True, "every test passed")
+        return Verdict("", True, "every test named passed: the fault survives")
     complaints = list(_complaints(report)) if report.exists() else []
     for test, kind, message in complaints:
         if kind == "failure" and message.startswith(ASSERTIONS):
@@ -162,7 +163,7 @@ def main() -> int:
         with ThreadPoolExecutor(WORKERS) as pool:
             for fault, verdict, seconds in pool.map(partial(try_fault, unpatched), faults):
                 num_caught += bool(verdict.caught_by)
-                outcome = f"caught by {verdict.caught_by}" if verdict.caught_by else f"SURVIVED: {verdict.trouble}"
+                outcome = f"caught by {verdict.caught_by}" if verdict.caught_by else f"NOT CAUGHT: {verdict.trouble}"
                 print(f"{fault.name:28} {fault.what}; {outcome} ({seconds:.1f} s)", flush=True)
     print(f"{len(faults)} faults, {num_caught} caught, {time.perf_counter() - started:.0f} s")
     return int(num_caught < len(faults))

@@ -10,9 +10,9 @@ it is quicker, slightly pessimistic, and recorded.
 from __future__ import annotations
 
 import bz2
-import gzip
 import lzma
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from elman.text.tokenizers import Tokenizer
 
 StatePolicy = Literal["carried", "reset"]
+
+_TOKENS_AT_ONCE = 2**20  # of a memory-mapped text that may be larger than memory
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,10 @@ def evaluate_split(
 
 def _document_rows(tokens: np.ndarray, boundary_id: int, num_rows: int, length: int) -> Iterator[Segment]:
     """Documents as rows: each starts with its boundary token and ends where the next one's would be predicted."""
-    starts = np.flatnonzero(tokens[:-1] == boundary_id)
+    pieces = range(0, len(tokens) - 1, _TOKENS_AT_ONCE)
+    starts = np.concatenate(
+        [start + np.flatnonzero(tokens[:-1][start : start + _TOKENS_AT_ONCE] == boundary_id) for start in pieces]
+    )
     ends = np.append(starts[1:], len(tokens) - 1)
     # Documents of like length share a batch, so that little of it is padding.
     order = np.argsort(starts - ends, kind="stable")
@@ -168,19 +173,40 @@ def baselines(dataset: Dataset, split: Split) -> dict[str, Score]:
         "unigram": float(token_counts(targets, tokenizer.size) @ unigram),
     }
     if not loses_text:
-        text = tokenizer.decode(targets[targets != tokenizer.boundary_id]).encode("utf-8", "surrogateescape")
-        compressed = {
-            "gzip": gzip.compress(text, 9, mtime=0),
-            "bzip2": bz2.compress(text, 9),
-            "xz": lzma.compress(text, preset=9 | lzma.PRESET_EXTREME),
-        }
-        nats |= {name: 8 * len(data) * math.log(2) for name, data in compressed.items()}
+        nats |= {name: 8 * size * math.log(2) for name, size in _compressed_sizes(targets, tokenizer).items()}
     return {name: Score(total, len(targets), chars, num_bytes) for name, total in nats.items()}
+
+
+def _compressed_sizes(targets: np.ndarray, tokenizer: Tokenizer) -> dict[str, int]:
+    """Bytes that general compressors at their strongest make of a text, which passes through them piece by piece."""
+    compressors = {
+        "gzip": zlib.compressobj(9, wbits=31),  # 31: with the header and trailer of a .gz file
+        "bzip2": bz2.BZ2Compressor(9),
+        "xz": lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME),
+    }
+    sizes = dict.fromkeys(compressors, 0)
+    for data in _text_bytes(targets, tokenizer):
+        for name, compressor in compressors.items():
+            sizes[name] += len(compressor.compress(data))
+    return {name: size + len(compressors[name].flush()) for name, size in sizes.items()}
+
+
+def _text_bytes(targets: np.ndarray, tokenizer: Tokenizer) -> Iterator[bytes]:
+    """The text of tokens in UTF-8, in pieces; the bytes themselves at byte level, be they valid UTF-8 or not."""
+    decoder = tokenizer.decoder()
+    for start in range(0, len(targets), _TOKENS_AT_ONCE):
+        piece = targets[start : start + _TOKENS_AT_ONCE]
+        piece = piece[piece != tokenizer.boundary_id]
+        if tokenizer.level == "byte":
+            yield piece.astype(np.uint8).tobytes()
+        else:
+            yield "".join(map(decoder.feed, piece.tolist())).encode()
+    yield decoder.flush().encode()
 
 
 def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """How often each token occurs, (V,), counted in bounded memory."""
     counts = np.zeros(vocab_size)
-    for start in range(0, len(tokens), 2**22):
-        counts += np.bincount(tokens[start : start + 2**22].astype(np.int64), minlength=vocab_size)
+    for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+        counts += np.bincount(tokens[start : start + _TOKENS_AT_ONCE].astype(np.int64), minlength=vocab_size)
     return counts

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elman.config import SamplingConfig
 from elman.data.prepare import tokenize_text
 from elman.evaluation import Evaluation, StatePolicy, evaluate_split
 from elman.generation import Generated, Sampler, Unknown
 from elman.models.file import Bundle, load_model
+from elman.settings import resolve
 
 
 class Model(Bundle):
@@ -28,7 +28,7 @@ class Model(Bundle):
             unknown: ``skip`` leaves out characters of the prompt that the model never saw.
             sampling: ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``.
         """
-        return Sampler(self, prompt, settings=SamplingConfig(**sampling), seed=seed, stop=stop, unknown=unknown).run()
+        return Sampler(self, prompt, settings=resolve({"sampling": sampling}).sampling, seed=seed, stop=stop, unknown=unknown).run()
 
     def score(self, text: str, *, state_policy: StatePolicy = "carried") -> Evaluation:
         """The negative log-likelihood of a text and all figures that follow from it."""

@@ -36,7 +36,7 @@ def newton_schulz(matrix_NRC: Tensor, iterations: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised, for the matrices of hidden layers.
 
-        m <- beta m + g;   u = newton_schulz(g + beta m), gate by gate;   W <- W (1 - lr * decay) - lr * s * u
+        m <- beta m + g;   u = newton_schulz(g + beta m), block by block;   W <- W (1 - lr * decay) - lr * s * u
 
     with s = sqrt(max(1, rows / columns)) of a block. Paper: Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon/.
