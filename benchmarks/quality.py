@@ -76,22 +76,21 @@ def train_plain(text: str, held_out: str, seed: int, seconds: float) -> dict[str
     return {"nats_per_token": total / (len(tokens) - 1), "seconds": trained, "updates": updates}
 
 
-def train_preset(text_file: Path, seed: int, preset: str, seconds: float | None, fraction: float) -> dict[str, float]:
+def train_preset(text_file: Path, seed: int, preset: str, seconds: float) -> dict[str, float]:
     """Train Elman's preset and judge it by its own evaluation."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"training": {"max_seconds": seconds}} if seconds else {}
         run = elman.train(
             text_file,
             out=Path(folder) / "run",
             preset=preset,
             seed=seed,
-            data={"valid_fraction": 0.0, "test_fraction": fraction},
-            **settings,
+            data={"valid_fraction": 0.0, "test_fraction": 0.1},
+            training={"max_seconds": seconds},
         )
         end = [record for record in run.records() if record["kind"] == "end"][-1]
         result = elman.evaluate(run.path)
     return {
-        "nats_per_token": result["nats_per_token"],
+        "nats_per_token": result.evaluation.score.nats_per_token,
         "seconds": end["measured"]["seconds"],
         "updates": end["update"],
     }
@@ -139,9 +138,7 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {"plain": [], arguments.preset: []}
     for seed in range(1, arguments.seeds + 1):
         found["plain"].append(train_plain(text[:border], text[border:], seed, arguments.seconds))
-        found[arguments.preset].append(
-            train_preset(arguments.text, seed, arguments.preset, arguments.seconds, 1 - border / len(text))
-        )
+        found[arguments.preset].append(train_preset(arguments.text, seed, arguments.preset, arguments.seconds))
         for name, results in found.items():
             last = results[-1]
             print(f"seed {seed}  {name:10s} {last['nats_per_token']:.4f} nats in {last['seconds']:.1f} s, "
