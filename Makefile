@@ -42,8 +42,9 @@ types: $(DEV) ## check the types
 mutants: $(DEV) ## plant named faults one at a time; a test must catch each
 	$(BIN)/python tools/mutants.py
 
-bench: $(DEV) ## run the committed benchmarks
-	$(BIN)/python benchmarks/run.py
+bench: $(DEV) ## compare the preset cpu-1min with a plain LSTM: make bench TEXT=tiny-shakespeare.txt
+	@test -n "$(TEXT)" || { echo "make bench: name the text, as in make bench TEXT=tiny-shakespeare.txt"; exit 2; }
+	$(BIN)/python benchmarks/quality.py $(TEXT)
 
 docs: $(DOCS) ## build the documentation into docs/_build/html
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html

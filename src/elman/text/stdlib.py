@@ -20,7 +20,7 @@ from pathlib import Path
 
 from elman.errors import TextError
 
-PROSE_VERSION = 2
+PROSE_VERSION = 3
 """Raised whenever the same Python version would give another prose."""
 
 # Linux distributions and Homebrew ship these apart, or change them for themselves.
@@ -28,6 +28,7 @@ _APART = ("distutils", "ensurepip", "idlelib", "lib2to3", "site", "sysconfig", "
 _SKIPPED_FOLDERS = ("__pycache__", "site-packages", "test", "tests")
 
 _RULE = re.compile(r"^[ \t]*([^\w\s])\1{2,}[ \t]*\n?", re.MULTILINE)
+_COLUMNS = " " * 13  # deeper than three levels of indentation
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _MIN_DOCUMENT = 200
 _MIN_PARAGRAPH_TO_COMPARE = 60
@@ -133,10 +134,12 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether at least three quarters of what is not blank are letters, and nothing is typed at a Python prompt."""
+    """Whether three quarters of what is not blank are letters, nothing is laid out in columns or typed at a prompt."""
     num_letters = sum(map(str.isalpha, paragraph))
     num_visible = sum(map(len, paragraph.split()))
-    return ">>>" not in paragraph and num_letters > 0 and 4 * num_letters >= 3 * num_visible
+    if ">>>" in paragraph or _COLUMNS in paragraph:
+        return False
+    return num_letters > 0 and 4 * num_letters >= 3 * num_visible
 
 
 def _is_new(paragraph: str, seen: set[str]) -> bool:
