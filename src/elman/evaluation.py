@@ -15,7 +15,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -177,9 +177,14 @@ def baselines(dataset: Dataset, split: Split) -> dict[str, Score]:
     return {name: Score(total, len(targets), chars, num_bytes) for name, total in nats.items()}
 
 
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+    def flush(self) -> bytes: ...
+
+
 def _compressed_sizes(targets: np.ndarray, tokenizer: Tokenizer) -> dict[str, int]:
     """Bytes that general compressors at their strongest make of a text, which passes through them piece by piece."""
-    compressors = {
+    compressors: dict[str, _Compressor] = {
         "gzip": zlib.compressobj(9, wbits=31),  # 31: with the header and trailer of a .gz file
         "bzip2": bz2.BZ2Compressor(9),
         "xz": lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME),

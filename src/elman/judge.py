@@ -15,7 +15,8 @@ from elman.evaluation import Evaluation, StatePolicy, baselines, evaluate_split
 from elman.metrics import Score
 from elman.models.file import Bundle, load_model
 from elman.settings import Config, resolve_run
-from elman.text.sources import Piece, Source, open_corpus, utf8
+from elman.text.corpora import open_corpus
+from elman.text.sources import Piece, Source, utf8
 
 SplitName = Literal["train", "valid", "test"]
 

@@ -28,7 +28,9 @@ class Model(Bundle):
             unknown: ``skip`` leaves out characters of the prompt that the model never saw.
             sampling: ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``.
         """
-        return Sampler(self, prompt, settings=resolve({"sampling": sampling}).sampling, seed=seed, stop=stop, unknown=unknown).run()
+        return Sampler(
+            self, prompt, settings=resolve({"sampling": sampling}).sampling, seed=seed, stop=stop, unknown=unknown
+        ).run()
 
     def score(self, text: str, *, state_policy: StatePolicy = "carried") -> Evaluation:
         """The negative log-likelihood of a text and all figures that follow from it."""

@@ -22,8 +22,8 @@ import pytest
 from elman.config import DataConfig, TextConfig
 from elman.errors import ConfigError, ElmanError, UserError
 from elman.text import corpora, stdlib
-from elman.text.corpora import Download, File, corpus_names, describe, fetch, is_named, open_named
-from elman.text.sources import Source, open_corpus
+from elman.text.corpora import Download, File, corpus_names, describe, fetch, is_named, open_corpus, open_named
+from elman.text.sources import Source
 
 
 def text_of(source: Source) -> str:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from elman.config import DataConfig, TextConfig
 from elman.errors import ConfigError, TextError, UserError
 from elman.text import sources
-from elman.text.sources import Corpus, Source, StringSource, open_corpus
+from elman.text.corpora import open_corpus
+from elman.text.sources import Corpus, Source, StringSource
 
 TEXT = "Ein Bär.\nzwei 漢字 👩\n\nthird line"
 

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from elman.config import DataConfig, TextConfig, TokenizerConfig
 from elman.data.store import Tokens, TokenStore, compact, write_tokens
 from elman.errors import ElmanError, TextError
-from elman.text.corpora import cache_folder
-from elman.text.sources import Corpus, Piece, Source, StringSource, open_corpus, utf8
+from elman.text.corpora import cache_folder, open_corpus
+from elman.text.sources import Corpus, Piece, Source, StringSource, utf8
 from elman.text.tokenizers import UNKNOWN, BPETokenizer, Tokenizer, Unknown, tokenizer_from_dict, train_tokenizer
 
 _FORMAT = 1

@@ -26,7 +26,7 @@ import platformdirs
 from elman.config import DataConfig, TextConfig
 from elman.errors import ConfigError, ElmanError, MissingExtraError, UserError, nearest
 from elman.text import stdlib, synthetic
-from elman.text.sources import Piece, Source, as_pieces, open_corpus, separated, utf8, without_empty
+from elman.text.sources import Corpus, Piece, Source, as_pieces, open_files, separated, utf8, without_empty
 
 _SYNTHETIC = "synthetic:"
 _SIZES_FILE = ".sizes.json"
@@ -240,6 +240,24 @@ def _describe_generator(name: str) -> Description:
     )
 
 
+def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Corpus:
+    """Open what `data.corpus` names: a corpus of `corpus_names`, or else files (see `elman.text.sources.open_files`).
+
+    A name goes before a file of the same name, which ``./name`` reaches.
+
+    Raises:
+        UserError: if something is missing or does not fit together; TextError for a text.
+    """
+    named = [name for name in data.corpus if is_named(name)]
+    if not named:
+        return open_files(data, text, raw=raw, names=corpus_names())
+    if len(data.corpus) > 1:
+        raise ConfigError(f"the named corpus {named[0]!r} stands alone; give ./{named[0]} if you mean a file")
+    if data.field is not None:
+        raise ConfigError(f"data.field {data.field!r} has no meaning for the named corpus {named[0]!r}")
+    return Corpus(named[0], open_named(named[0], text, raw=raw))
+
+
 def open_named(name: str, text: TextConfig | None = None, *, raw: bool = False) -> Mapping[str, Source]:
     """The parts of a named corpus: ``{"all": source}``, or ``train``, ``valid`` and ``test``.
 
@@ -265,7 +283,7 @@ def open_named(name: str, text: TextConfig | None = None, *, raw: bool = False) 
         return {"all": _Generated(text.document_separator, synthetic.parse(name.removeprefix(_SYNTHETIC)))}
     folder = fetch(name)
     only = folder / "all.txt"
-    parts = open_corpus(DataConfig(corpus=(str(only if only.exists() else folder),)), text, raw=raw).parts
+    parts = open_files(DataConfig(corpus=(str(only if only.exists() else folder),)), text, raw=raw).parts
     return {part: _Licensed(source, f"{name}: {DOWNLOADS[name].licence}") for part, source in parts.items()}
 
 

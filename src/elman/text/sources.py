@@ -119,43 +119,34 @@ def utf8(text: str) -> bytes:
         ) from None
 
 
-def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Corpus:
-    """Find what `data.corpus` names; nothing is read yet, but standard input is copied to a temporary file.
+def open_files(data: DataConfig, text: TextConfig, *, raw: bool = False, names: Iterable[str] = ()) -> Corpus:
+    """Find the files that `data.corpus` names; nothing is read yet, but standard input is copied to a temporary file.
 
-    A name from `elman data list` goes before a file of the same name, which `./name` reaches. A folder is all its
-    files at any depth, by path, hidden ones left out; one that holds a `train.txt` and a `valid.txt` or `test.txt`
-    gives the parts as they are (also `wiki.train.tokens`, `train.jsonl.gz` and the like).
+    A folder is all its files at any depth, by path, hidden ones left out; one that holds a `train.txt` and a
+    `valid.txt` or `test.txt` gives the parts as they are (also `wiki.train.tokens`, `train.jsonl.gz` and the like).
 
     Args:
         data: what to open, and the field of structured files.
         text: how to decode it.
         raw: read plain files that are not valid UTF-8 as bytes, unchanged, for the byte tokenizer.
+        names: what else could have been meant where there is no such file.
 
     Raises:
         UserError: if something is missing or does not fit together; TextError for a text.
     """
-    from elman.text import corpora
-
     try:
         b" ".decode(text.encoding, "replace")  # refuses codecs that give no text, too
     except LookupError:
         raise ConfigError(
             f"text.encoding {text.encoding!r} is unknown{nearest(text.encoding, _COMMON_ENCODINGS)}, ..."
         ) from None
-    named = [name for name in data.corpus if corpora.is_named(name)]
-    if named:
-        if len(data.corpus) > 1:
-            raise ConfigError(f"the named corpus {named[0]!r} stands alone; give ./{named[0]} if you mean a file")
-        if data.field is not None:
-            raise ConfigError(f"data.field {data.field!r} has no meaning for the named corpus {named[0]!r}")
-        return Corpus(named[0], corpora.open_named(named[0], text, raw=raw))
     if not data.corpus or data.corpus.count("-") > 1:
         raise ConfigError("data.corpus must name at least one file, and '-' at most once")
     name = data.corpus[0] + (f" and {len(data.corpus) - 1} more" if len(data.corpus) > 1 else "")
     try:
         parts, notes = _given_parts(data.corpus)
         if not parts:
-            parts = {"all": [file for spec in data.corpus for file in _find(spec)]}
+            parts = {"all": [file for spec in data.corpus for file in _find(spec, names)]}
     except (OSError, RuntimeError) as error:  # the latter from ~name of nobody
         raise TextError(f"cannot open {name[:200]!r}: {getattr(error, 'strerror', None) or error}") from None
     files = [file for part in parts.values() for file in part]
@@ -223,7 +214,7 @@ class _File:
         return [str(self.path.resolve()), status.st_size, status.st_mtime_ns]
 
 
-def _find(spec: str) -> list[_File]:
+def _find(spec: str, names: Iterable[str]) -> list[_File]:
     """The files that one word of the specification stands for."""
     if spec == "-":
         if sys.stdin is None:
@@ -245,10 +236,8 @@ def _find(spec: str) -> list[_File]:
         if not found:
             raise TextError(f"no file matches {spec!r}; '**' matches folders at any depth")
         return [_File(Path(name), name) for name in found]
-    from elman.text import corpora
-
     siblings = [sibling.name for sibling in islice(path.parent.iterdir(), 1000)] if path.parent.is_dir() else []
-    match = get_close_matches(path.name, [*siblings, *corpora.corpus_names()], n=1)
+    match = get_close_matches(path.name, [*siblings, *names], n=1)
     raise TextError(
         f"no file, folder or corpus {spec!r}{f'; did you mean {match[0]!r}?' if match else ''}; "
         "`elman data list` shows the corpora that have a name"
