@@ -141,6 +141,23 @@ def test_a_run_stopped_at_any_poll_and_resumed_twice_ends_as_the_undisturbed(
         assert_same_end(run, undisturbed)
 
 
+@pytest.mark.parametrize("killed_at", [1, 2, 9])
+def test_a_run_that_dies_without_a_word_goes_on_from_its_last_checkpoint(
+    killed_at: int, undisturbed: Run, corpus: Path, tmp_path: Path
+) -> None:
+    class Dies(Loud):
+        def on_record(self, record: Record) -> dict[str, float] | None:
+            if record.values.get("update") == killed_at:
+                raise RuntimeError("killed")
+            return None
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train(corpus, out=tmp_path / "run", callbacks=[Dies(0.0)], **settings(max_updates=30))
+    run = resume(tmp_path / "run")
+    assert deterministic(run) == deterministic(undisturbed)
+    assert_same_end(run, undisturbed)
+
+
 def test_resume_takes_the_checkpoint_before_a_damaged_one(undisturbed: Run, corpus: Path, tmp_path: Path) -> None:
     every = settings(max_updates=30) | {"checkpoint": {"every_updates": 7, "keep": 3}}
     run = train(corpus, out=tmp_path / "run", **every)
@@ -279,9 +296,12 @@ def test_a_loss_that_is_not_finite_ends_with_the_remedy_and_keeps_the_weights(co
             corpus,
             out=tmp_path / "run",
             callbacks=[Poison(0)],
-            **settings(max_updates=9) | {"checkpoint": {"every_updates": 1}},
+            **settings(max_updates=9),
         )
-    assert all(tensor.isfinite().all() for tensor in final_state(Run.open(tmp_path / "run")).values())
+    run = Run.open(tmp_path / "run")
+    assert sorted(run.checkpoints.iterdir())[-1].name == "update-00000003-00"
+    assert all(tensor.isfinite().all() for tensor in final_state(run).values())
+    assert elman.load(run.path).provenance["updates"] == 3
 
 
 def test_budgets_end_training_at_their_measure(corpus: Path, tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ class Trainer:
         try:
             for notice in self.notices:
                 yield Record("notice", {"text": notice})
+            if self.update == 0:
+                yield self._checkpoint_record()  # so that even a run killed at once can be resumed
             yield from self._observe()  # what was due when an earlier run was stopped
             while self.progress < 1.0:
                 self._poll()
@@ -185,6 +187,9 @@ class Trainer:
             yield self._checkpoint_record()
             yield Record("stopped", {"update": self.update, "tokens": self.tokens})
             return
+        except TrainingError:
+            yield self._checkpoint_record()  # of the weights before the update that went wrong
+            raise
         yield self._checkpoint_record()
         end: dict[str, Any] = {
             "update": self.update,

@@ -257,7 +257,6 @@ def _environment(dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
 def _follow(run: Run, trainer: Trainer, tensorboard: bool) -> None:
     """Carry a training through, and put what comes of it into the folder."""
     events = _TensorBoard(run.path / "tensorboard") if tensorboard else None
-    keep_last = trainer.dataset.valid is None
     with run.metrics.open("a", encoding="utf-8") as log:
         for record in trainer.records():
             log.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
@@ -268,8 +267,8 @@ def _follow(run: Run, trainer: Trainer, tensorboard: bool) -> None:
                 _write_sample(run.path / "samples", record.values)
             if record.kind == "checkpoint":
                 save_checkpoint(run.checkpoints, trainer.update, trainer.checkpoint(), trainer.config.checkpoint.keep)
-            no_model = record.kind == "checkpoint" and (keep_last or not (run.path / MODEL_FILE).exists())
-            if no_model or (record.kind == "evaluation" and record.values["best"]):
+            is_best = record.kind == "evaluation" and record.values["best"]
+            if is_best or (record.kind == "checkpoint" and trainer.best_update is None):
                 save_model(run.path / MODEL_FILE, trainer.bundle)
 
 
