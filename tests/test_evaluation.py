@@ -17,9 +17,10 @@ from elman.data.prepare import Dataset, Split, tokenize_text
 from elman.evaluation import Interrupted, baselines, evaluate_split
 from elman.metrics import Score, perplexity
 from elman.models.contract import LanguageModel
-from elman.models.kinds import build_model, kind_names, model_config
+from elman.models.kinds import build_model, kind_names, model_config, model_config_class
+from elman.text.building import train_tokenizer
 from elman.text.sources import Piece, StringSource
-from elman.text.tokenizers import Tokenizer, train_tokenizer
+from elman.text.tokenizers import Tokenizer
 
 TEXT = "the cat sat on the mat; the dog sat on the log.\n" * 5
 DOCUMENTS = ["a cat", "the dog sat on the log, and the cat sat on a mat", "", "mat", "on the mat sat the dog"]
@@ -32,8 +33,10 @@ def tokenizer() -> Tokenizer:
 
 def model(tokenizer: Tokenizer, kind: str = "lstm", dtype: torch.dtype = torch.float64) -> LanguageModel:
     """A small model with large weights, so that history matters."""
-    settings = {"kind": kind, "hidden_size": 9, "embedding_size": 5, "num_layers": 2, "dropout": 0.5}
-    network = build_model(model_config(settings), tokenizer.size, seed=3, dtype=dtype)
+    settings = {"hidden_size": 9, "embedding_size": 5, "num_layers": 2, "dropout": 0.5}
+    known = model_config_class(kind).model_fields
+    settings = {name: value for name, value in settings.items() if name in known}
+    network = build_model(model_config({"kind": kind, **settings}), tokenizer.size, seed=3, dtype=dtype)
     for parameter in network.parameters():
         parameter.data.mul_(2)
     return network
@@ -113,8 +116,9 @@ def test_evaluation_changes_nothing_and_repeats_to_the_bit(tokenizer: Tokenizer)
     assert all(torch.equal(before[name], p) and p.grad is None for name, p in network.named_parameters())
 
 
-def test_a_uniform_model_has_perplexity_v_exactly(tokenizer: Tokenizer) -> None:
-    network = model(tokenizer)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_uniform_model_has_perplexity_v_exactly(dtype: torch.dtype, tokenizer: Tokenizer) -> None:
+    network = model(tokenizer, dtype=dtype)
     for parameter in network.head.parameters():
         parameter.data.zero_()
     score = evaluate_split(network, tokenize_text(TEXT, tokenizer), tokenizer).score

@@ -147,6 +147,13 @@ class Scripted(LanguageModel):
         features.scatter_(2, torch.tensor(script)[positions].unsqueeze(2), 100.0)
         return features, State({"position": positions[:, -1] + 1})
 
+    def step(self, token_B, state):
+        features, state = self.features(token_B.unsqueeze(1), state)
+        return features.squeeze(1), state
+
+    def components(self):
+        return []
+
     @staticmethod
     def predicted_num_parameters(config, vocab_size):
         return 1

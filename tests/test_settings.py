@@ -10,6 +10,7 @@ import pytest
 
 from elman.cells import cell_names
 from elman.errors import ConfigError
+from elman.models.kinds import kind_names
 from elman.settings import Config, load_preset, preset_names, resolve
 
 
@@ -50,8 +51,10 @@ def test_the_parity_preset_has_the_examples_settings():
 def test_another_kind_over_a_preset_drops_what_only_the_presets_kind_has(kind):
     config = resolve({"model": {"kind": kind}}, preset="pytorch-word-lm")
     assert config.model.kind == kind
-    assert config.model.biases == "double"
-    assert "forget_bias" not in type(config.model).model_fields
+    assert config.model.num_layers == 2
+    fields = type(config.model).model_fields
+    assert "forget_bias" not in fields
+    assert "biases" not in fields or config.model.biases == "double"
 
 
 def test_another_choice_over_a_preset_drops_what_belonged_to_the_old_one(tmp_path):
@@ -129,6 +132,11 @@ def test_a_configuration_cannot_be_changed():
         ({"model": {"kind": "lsmt"}}, r"unknown model.kind 'lsmt'; did you mean 'lstm'\? .*, or ./file.py:Class"),
         ({"model": {"kind": 3}}, "model.kind is 3; accepted: one of elman, gru, lstm"),
         ({"model": {"kind": "lstm", "nonlinearity": "relu"}}, "unknown setting model.nonlinearity; accepted: bias_"),
+        ({"model": {"kind": "windows"}}, r"unknown model.kind 'windows'; did you mean 'window'\?"),
+        ({"model": {"kind": 3}}, "model.kind is 3; .*, window$"),
+        ({"model": {"kind": "window", "num_layers": 2}}, r"unknown setting model.num_layers; .*window_size"),
+        ({"model": {"kind": "window", "window_size": 0}}, "model.window_size is 0: input should be greater than 0"),
+        ({"model": {"window_size": 4}}, "unknown setting model.window_size"),
         ({"model": {"hidden_size": 0}}, "model.hidden_size is 0: input should be greater than 0"),
         ({"model": {"dropout": 1.0}}, "model.dropout is 1.0: input should be less than 1"),
         ({"model": {"tie_weights": True}}, r"tie_weights needs embedding_size \(128\) equal to hidden_size \(256\)"),
@@ -187,5 +195,5 @@ def test_every_setting_has_a_help_text():
 
     sections = {name: type(getattr(resolve(), name)) for name in ("data", "text", "tokenizer", "training", "evaluation",
                                                                   "sampling", "checkpoint")}  # fmt: skip
-    kinds = {f"model({kind})": type(resolve({"model": {"kind": kind}}).model) for kind in cell_names()}
+    kinds = {f"model({kind})": type(resolve({"model": {"kind": kind}}).model) for kind in kind_names()}
     assert [m for name, section in (sections | kinds).items() for m in missing(section, f"{name}.")] == []

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from elman.cli.display import picture
-from elman.training.run import Run
+from elman.training.folder import Run
 
 
 def main() -> None:

@@ -125,16 +125,14 @@ class ModelConfig(Section):
     """What every kind of model has."""
 
     kind: str = "lstm"
-    """The family: a cell's name, or `./file.py:Class` or `package.module:Class` for a cell of your own."""
+    """The family; a cell's name is a recurrent stack, `./file.py:Class` or `package.module:Class` your own cell's."""
 
 
-class StackConfig(ModelConfig):
-    """Embedding, dropout, recurrent layers of one cell, output."""
+class EmbeddingConfig(ModelConfig):
+    """What every model has that reads tokens through an embedding and ends in a linear output."""
 
     embedding_size: PositiveInt = 128
     """Width E of the token embedding."""
-    num_layers: PositiveInt = 1
-    """Number of recurrent layers L."""
     dropout: Fraction = 0.0
     """Share of units dropped after the embedding, between the layers and before the output, in training only."""
     tie_weights: bool = False
@@ -145,7 +143,7 @@ class StackConfig(ModelConfig):
     """Embedding and output matrix drawn uniformly from +- this; none: N(0, 1/E) and +-1/sqrt(width)."""
 
     @model_validator(mode="after")
-    def _tied_sizes_agree(self) -> StackConfig:
+    def _tied_sizes_agree(self) -> Self:
         hidden_size = getattr(self, "hidden_size", self.embedding_size)
         if self.tie_weights and not self.output_projection and hidden_size != self.embedding_size:
             raise ValueError(
@@ -153,6 +151,24 @@ class StackConfig(ModelConfig):
                 "set them equal, or set output_projection"
             )
         return self
+
+
+class StackConfig(EmbeddingConfig):
+    """Embedding, dropout, recurrent layers of one cell, output."""
+
+    num_layers: PositiveInt = 1
+    """Number of recurrent layers L."""
+
+
+class WindowConfig(EmbeddingConfig):
+    """Embeddings of the last k tokens side by side, one hidden layer, output."""
+
+    window_size: PositiveInt = 8
+    """Number k of tokens that the next one is predicted from."""
+    hidden_size: PositiveInt = 256
+    """Width H of the hidden layer."""
+    direct_connections: bool = False
+    """A linear map from the embeddings of the window straight to the output, beside the hidden layer."""
 
 
 class CellConfig(Section):

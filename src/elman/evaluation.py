@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from elman.data.streams import Segment, Streams
+from elman.errors import UserError
 from elman.metrics import Score
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def evaluate_split(
     """
     tokens = split.tokens if max_tokens is None else split.tokens[: max_tokens + 1]
     num_targets = len(tokens) - 1
+    if num_targets < 1:
+        raise UserError("the text is empty: there is not one token to predict")
     # A segment's logits stay below 64 MiB of float32 for each stream.
     length = segment_length or max(1, min(1024, 2**24 // network.vocab_size))
     segments: Iterator[Segment]
@@ -96,6 +99,8 @@ def evaluate_split(
     else:
         num_streams = min(num_streams, num_targets)
         segments = iter(Streams(tokens, num_streams, length))
+    # In float64 a uniform model costs ln V to the last digit; MPS has no float64.
+    softmax_dtype = network.dtype if network.device.type == "mps" else torch.float64
     nats_total, num_scored = 0.0, 0
     with torch.no_grad():
         for segment in segments:
@@ -104,8 +109,8 @@ def evaluate_split(
             if segment.starts_epoch:
                 state = network.initial_state(segment.tokens_BT.shape[0])
             features_BTF, state = network.features(segment.tokens_BT.to(network.device), state)
-            weight_BT = segment.weight_BT.to(network.device, network.dtype)
-            nats_BT = network.head.nll(features_BTF, segment.targets_BT.to(network.device), weight_BT)
+            targets_BT, weight_BT = segment.targets_BT.to(network.device), segment.weight_BT.to(network.device)
+            nats_BT = network.head.nll(features_BTF, targets_BT, weight_BT, dtype=softmax_dtype)
             nats_total += nats_BT.sum(dtype=torch.float64).item()
             num_scored += segment.num_targets
     whole = num_scored == len(split.tokens) - 1
@@ -135,22 +140,23 @@ def _document_rows(tokens: np.ndarray, boundary_id: int, num_rows: int, length: 
     # Documents of like length share a batch, so that little of it is padding.
     order = np.argsort(starts - ends, kind="stable")
     for first in range(0, len(order), num_rows):
-        rows = [tokens[starts[i] : ends[i] + 1].astype(np.int64) for i in order[first : first + num_rows]]
-        longest = max(len(row) for row in rows)
-        padded = np.full((len(rows), longest), boundary_id, np.int64)
-        weight = np.zeros((len(rows), longest - 1), np.float32)
-        for index, row in enumerate(rows):
-            padded[index, : len(row)] = row
-            weight[index, : len(row) - 1] = 1.0
-        for start in range(0, longest - 1, length):
-            piece = slice(start, start + length)
+        rows = [(starts[i], ends[i]) for i in order[first : first + num_rows]]
+        longest = max(end - start for start, end in rows)
+        for time in range(0, longest, length):
+            width = min(length, longest - time)
+            padded = np.full((len(rows), width + 1), boundary_id, np.int64)
+            weight = np.zeros((len(rows), width), np.float32)
+            for row, (start, end) in enumerate(rows):
+                piece = tokens[start + time : min(start + time + width, end) + 1]
+                padded[row, : len(piece)] = piece
+                weight[row, : max(0, len(piece) - 1)] = 1.0
             yield Segment(
-                tokens_BT=torch.from_numpy(padded[:, :-1][:, piece]),
-                targets_BT=torch.from_numpy(padded[:, 1:][:, piece]),
-                weight_BT=torch.from_numpy(weight[:, piece]),
+                tokens_BT=torch.from_numpy(padded[:, :-1]),
+                targets_BT=torch.from_numpy(padded[:, 1:]),
+                weight_BT=torch.from_numpy(weight),
                 reset_BT=None,
-                num_targets=int(weight[:, piece].sum()),
-                starts_epoch=start == 0,
+                num_targets=int(weight.sum()),
+                starts_epoch=time == 0,
             )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from elman.config import SamplingConfig
 from elman.errors import ElmanError, TextError, UserError
 from elman.models.file import Bundle
+from elman.models.noise import derived_seed
 from elman.models.state import State
 
 FinishReason = Literal["length", "stop", "boundary", "interrupted"]
@@ -138,10 +139,16 @@ class Sampler:
     def _pieces(self, tokens: list[int]) -> Iterator[str]:
         """Text as soon as no stop string can begin in it any more; appends to ``tokens`` as they are drawn."""
         decoder = self._bundle.tokenizer.decoder()
+        # The decoder has to know that something stands before: words are joined by spaces.
+        for token in self._bundle.tokenizer.encode(self._prompt, unknown="skip").tolist()[-1:]:
+            decoder.feed(token)
+        is_word_start = self._bundle.tokenizer.level == "word" and self._prompt[-1:].isspace()
         held = ""
         for token in self._draw():
             tokens.append(token)
-            held += decoder.feed(token)
+            piece = decoder.feed(token)
+            held += piece.removeprefix(" ") if is_word_start else piece
+            is_word_start = False
             ends = [held.find(string) for string in self._stop if string in held]
             if ends:
                 self._reason = "stop"
@@ -163,7 +170,7 @@ class Sampler:
     def _draw(self) -> Iterator[int]:
         """Tokens until the boundary, the length or the caller ends them."""
         tokenizer, network = self._bundle.tokenizer, self._bundle.network
-        generator = torch.Generator().manual_seed(self._seed)
+        generator = torch.Generator().manual_seed(derived_seed(self._seed, "text"))
         with torch.no_grad():
             logits_V, state = read_prompt(self._bundle, self._prompt, unknown=self._unknown)
         for _ in range(self._settings.max_new_tokens):

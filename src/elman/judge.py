@@ -64,7 +64,7 @@ def evaluate(
     text: str | Path | Sequence[str | Path] | None = None,
     *,
     split: SplitName | None = None,
-    state_policy: StatePolicy = "carried",
+    state_policy: StatePolicy | None = None,
     with_baselines: bool = False,
     cell: str | None = None,
     device: str = "cpu",
@@ -75,7 +75,8 @@ def evaluate(
         where: a run folder or a model file.
         text: files, a folder, a glob, ``-``, or the name of a corpus; none: the corpus of the run.
         split: which part; none: the test part, else the validation part.
-        state_policy: ``carried`` reads one stream from start to end; ``reset`` starts every document anew.
+        state_policy: ``carried`` reads one stream from start to end; ``reset`` starts every document anew; none: as
+            the training had it (``data.reset_at_documents``), else carried.
         with_baselines: also judge simple means, whose letter counts come from the training part of the run.
         cell: a person's own cell, where the model was trained with one.
         device: where to compute.
@@ -85,6 +86,8 @@ def evaluate(
     """
     bundle = load_model(where, device=device, cell=cell)
     config = _config_of_run(Path(where), cell)
+    if state_policy is None:
+        state_policy = "reset" if config is not None and config.data.reset_at_documents else "carried"
     if text is None:
         dataset = _dataset_of_run(where, config, bundle)
         subject = _part_of(dataset, split)
@@ -106,11 +109,16 @@ def evaluate(
         corpus=subject.corpus,
         corpus_sha256=subject.sha256,
         level=bundle.tokenizer.level,
-        seed=bundle.provenance.get("seed"),
-        updates=bundle.provenance.get("updates"),
+        seed=_number(bundle.provenance.get("seed")),
+        updates=_number(bundle.provenance.get("updates")),
         baselines=beside,
         notices=subject.notices,
     )
+
+
+def _number(value: Any) -> int | None:
+    """What a file from anywhere claims to be a number, if it is one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,11 @@ def _dataset_of_run(where: str | Path, config: Config | None, bundle: Bundle) ->
         )
     if "-" in config.data.corpus:
         raise UserError(f"{str(where)!r} was trained on standard input, which is gone: give a TEXT to evaluate on")
-    dataset = prepare(config.data, config.text, config.tokenizer)
+    # The model's own tokenizer counts. One that was trained on the corpus is most likely in the cache already; a file
+    # that training was given may have changed since.
+    dataset = prepare(config.data, config.text, bundle.tokenizer if config.tokenizer.path else config.tokenizer)
+    if dataset.tokenizer.to_dict() != bundle.tokenizer.to_dict():
+        dataset = prepare(config.data, config.text, bundle.tokenizer)
     if dataset.sha256 != bundle.provenance.get("corpus_sha256"):
         raise TextError(f"the corpus {dataset.corpus_name!r} has changed since the training: restore it or give a TEXT")
     return dataset

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BeforeValidator, Field, NonNegativeInt, SerializeAsAny, ValidationError
 
-from elman.cells import named_by_person
+from elman.cells import is_own_cell, named_by_person
 from elman.config import (
     CheckpointConfig,
     DataConfig,
@@ -80,6 +80,7 @@ def resolve(
     """
     given = settings or {}
     from_file = _read_toml(Path(file)) if file is not None else {}
+    _refuse_unnamed_cell(from_file, given, file)
     named = [name for name in (preset, given.get("preset"), from_file.get("preset")) if name not in (None, "none")]
     preset = named[0] if named else None
     merged: dict[str, Any] = {}
@@ -114,6 +115,14 @@ def json_schema() -> dict[str, Any]:
     schema["properties"]["model"] = {"anyOf": [*kinds, own_cell]}
     del schema["$defs"]["ModelConfig"]
     return schema
+
+
+def _refuse_unnamed_cell(from_file: Mapping[str, Any], given: Mapping[str, Any], file: str | Path | None) -> None:
+    """A file must never choose the code that is run: its cell counts where the person names one as well."""
+    in_file, by_person = (source.get("model") for source in (from_file, given))
+    kind = in_file.get("kind") if isinstance(in_file, Mapping) else None
+    if isinstance(kind, str) and is_own_cell(kind) and not (isinstance(by_person, Mapping) and "kind" in by_person):
+        raise ConfigError(f"{str(file)!r} names the cell {kind!r}: give it yourself, as in --model.kind {kind}")
 
 
 def resolve_run(file: Path, *, cell: str | None = None, changes: Mapping[str, Any] | None = None) -> Config:

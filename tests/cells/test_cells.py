@@ -15,6 +15,7 @@ from elman.errors import ConfigError
 from elman.models.kinds import build_model, model_config
 
 GATED = {"elman": 1, "lstm": 4, "gru": 3}
+MINIMAL = {"mingru": 2, "minlstm": 3}
 
 
 def test_a_cell_is_a_file_and_the_file_is_its_name():
@@ -113,6 +114,8 @@ def test_the_cells_own_draw_survives_the_building_of_a_model(kind, tie):
         ("gru", {"reset_after": True, "biases": "double"}),
         ("gru", {"reset_after": False, "biases": "double"}),
         ("gru", {"reset_after": False}),
+        ("mingru", {}),
+        ("minlstm", {}),
     ],
 )
 def test_the_gradient_of_scan_is_that_of_finite_differences(draw, kind, settings):
@@ -126,3 +129,43 @@ def test_the_gradient_of_scan_is_that_of_finite_differences(draw, kind, settings
 
     leaves = [t.clone().requires_grad_() for t in (x_BTI[:, :3], *p.values(), *state.values())]
     assert torch.autograd.gradcheck(flat, leaves, eps=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", MINIMAL)
+@pytest.mark.parametrize("steps", [1, 2, 3, 513])
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_the_scan_of_a_minimal_cell_is_its_step_from_any_state(draw, kind, steps, from_zero):
+    cell, p, _, state = draw(kind)
+    if from_zero:
+        state = {"h": torch.zeros_like(state["h"])}
+    generator = torch.Generator().manual_seed(2)
+    x_BTI = torch.randn(2, steps, 3, generator=generator, dtype=torch.float64)
+    results = []
+    for scan in (cell.scan, cell.readable_scan):
+        leaves = {**p, "x": x_BTI, "h": state["h"]}
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in leaves.items()}
+        outputs, after = scan({name: leaves[name] for name in p}, leaves["x"], {"h": leaves["h"]})
+        gradients = torch.autograd.grad(outputs.tanh().sum() + after["h"].square().sum(), leaves.values())
+        results.append((outputs, after["h"], *gradients))
+    for fast, readable in zip(*results, strict=True):
+        torch.testing.assert_close(fast, readable, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", MINIMAL)
+def test_a_minimal_cell_has_the_size_and_the_draw_of_its_docstring(draw, kind):
+    cell, p, _, _ = draw(kind, input_size=50, hidden_size=64)
+    blocks = MINIMAL[kind]
+    assert cell.num_parameters() == blocks * 64 * (50 + 1)
+    assert cell.operations_per_step() == 2 * blocks * 64 * 50
+    assert 0.99 * 3 / math.sqrt(50) < p["weight_ih"].abs().max() <= 3 / math.sqrt(50)
+    assert p["weight_ih"].var().item() == pytest.approx(3 / 50, rel=0.05)
+    assert not p["bias"].any()
+
+
+@pytest.mark.parametrize("kind", MINIMAL)
+def test_minimal_cells_start_with_the_variance_of_their_input(draw, kind):
+    cell, p, _, state = draw(kind, input_size=64, hidden_size=256)
+    generator = torch.Generator().manual_seed(3)
+    x_BTI = 0.1 * torch.randn(2, 400, 64, generator=generator, dtype=torch.float64)  # small: the gates stay near 1/2
+    outputs, _ = cell.scan(p, x_BTI, {"h": torch.zeros_like(state["h"])})
+    assert outputs[:, 20:].var().item() == pytest.approx(x_BTI.var().item(), rel=0.1)

@@ -14,8 +14,8 @@ from rich.console import Console
 from elman.cli.display import Dashboard, Display, picture
 from elman.cli.output import clean
 from elman.settings import resolve
+from elman.training.folder import Run
 from elman.training.loop import Record
-from elman.training.run import Run
 
 HOSTILE = "\x1b[31m[red]a\tb\x00\x07\r[/red][link=x]\u202eabc\u2028\x85\ud800é漢字🙂 " * 9
 
@@ -184,3 +184,16 @@ def test_a_log_can_be_drawn_again_as_a_picture(run):
     text = "".join(ElementTree.fromstring(svg).itertext()).replace("\u00a0", " ")
     assert "seed 7" in text
     assert "done" in text
+
+
+def test_a_display_that_nobody_reads_any_more_is_given_up(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    display = Display(resolve({}))
+    with display:
+        for text in ("one", "two"):
+            display.on_record(Record("notice", {"text": text}))
+    assert display._is_broken

@@ -42,7 +42,9 @@ def test_help_says_what_a_setting_means_its_default_and_who_has_it(elman, wide):
     assert "[choices: adamw, sgd, muon]" in lines["training.optimizer"]
     assert "(gru only)" in lines["model.reset_after"]
     assert "(lstm only)" in lines["model.forget_bias"]
-    assert "only" not in lines["model.hidden_size"]
+    assert "only" not in lines["model.kind"]
+    assert "(not window)" in lines["model.num_layers"]
+    assert re.search(r"state\. \(not window\) / .* \(window only\)", lines["model.hidden_size"])
     assert "Only with optimizer sgd." in lines["training.momentum"]
     for kind in kind_names():
         assert kind in lines["model.kind"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import elman as package
 from elman.inspection.architecture import describe
 from elman.models.file import Bundle
-from elman.models.kinds import build_model, kind_names, model_config
+from elman.models.kinds import build_model, kind_names, model_config, model_config_class
 from elman.text.tokenizers import ByteTokenizer
 
 torch = pytest.importorskip("torch")
@@ -32,14 +34,18 @@ def bundle(**settings) -> Bundle:
     ids=str,
 )
 def test_totals_are_those_of_the_model(kind, settings):
-    model = bundle(**{"kind": kind, "hidden_size": 20, "embedding_size": 12, **settings})
+    taken = {name: value for name, value in settings.items() if name in model_config_class(kind).model_fields}
+    model = bundle(**{"kind": kind, "hidden_size": 20, "embedding_size": 12, **taken})
     architecture = describe(model)
     assert architecture.parameters == model.network.num_parameters
     assert architecture.state_bytes == model.network.initial_state(1).num_bytes
     assert sum(map(architecture.share, architecture.parts)) == pytest.approx(1.0)
-    assert [part.name for part in architecture.parts] == [
-        "embedding", *(f"layer {index + 1}" for index in range(settings.get("num_layers", 1))), "output"
-    ]  # fmt: skip
+    assert all(sum(math.prod(shape) for shape in p.shapes.values()) == p.parameters for p in architecture.parts)
+
+
+def test_the_parts_of_a_stack_are_in_the_order_of_its_layers():
+    parts = describe(bundle(num_layers=3, hidden_size=4)).parts
+    assert [part.name for part in parts] == ["embedding", "layer 1", "layer 2", "layer 3", "output"]
 
 
 def test_the_figures_of_an_lstm_by_hand():
@@ -49,6 +55,17 @@ def test_the_figures_of_an_lstm_by_hand():
     assert (layer.parameters, layer.operations, layer.state_bytes) == (40 * 17, 2 * 40 * 16, 2 * 10 * 4)
     assert (output.parameters, output.operations) == (257 * 11, 2 * 257 * 10)
     assert layer.shapes == {"weight_ih": (40, 6), "weight_hh": (40, 10), "bias": (40,)}
+
+
+def test_the_figures_of_a_window_by_hand():
+    model = bundle(kind="window", window_size=5, hidden_size=10, embedding_size=6, direct_connections=True)
+    architecture = describe(model)
+    assert [part.name for part in architecture.parts] == ["embedding", "hidden", "output"]
+    embedding, hidden, output = architecture.parts
+    assert (embedding.parameters, embedding.operations, embedding.state_bytes) == (257 * 6, 0, 0)
+    assert (hidden.parameters, hidden.operations, hidden.state_bytes) == (10 * 31, 2 * 10 * 30, 5 * 8)
+    assert (output.parameters, output.operations) == (257 * (10 + 30 + 1), 2 * 257 * (10 + 30))
+    assert hidden.shapes == {"weight": (10, 30), "bias": (10,)}
 
 
 def test_a_tied_matrix_is_counted_once_and_multiplied_by_all_the_same():

@@ -14,8 +14,8 @@ import pytest
 from elman.cli.display import Display
 from elman.cli.running import StopOnSignal
 from elman.settings import resolve
+from elman.training.folder import Run
 from elman.training.loop import Record
-from elman.training.run import Run
 
 
 def test_a_run_says_on_stdout_where_it_lies_and_on_stderr_how_it_went(elman, corpus, tmp_path, tiny):

@@ -30,6 +30,11 @@ def test_every_kind_and_every_value_of_every_option_is_run():
         *(("elman", "nonlinearity", value) for value in ("tanh", "relu")),
         *(("gru", "reset_after", value) for value in (True, False)),
         ("lstm", "forget_bias", None),
+        *(
+            ("window", name, value)
+            for name in ("tie_weights", "output_projection", "direct_connections")
+            for value in (True, False)
+        ),
         *((kind, "biases", value) for kind in ("elman", "lstm", "gru") for value in ("single", "double")),
         *((kind, "tie_weights", value) for kind in ("elman", "lstm", "gru") for value in (True, False)),
         *((kind, "output_projection", value) for kind in ("elman", "lstm", "gru") for value in (True, False)),

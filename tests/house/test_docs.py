@@ -87,7 +87,7 @@ def test_the_commands_of_readme_and_docs_are_accepted(root):
     from elman.cli import app
 
     refused = []
-    for path in [root / "README.md", root / "CONTRIBUTING.md", root / "Makefile", *(root / "docs").glob("*.md")]:
+    for path in [root / "README.md", root / "CONTRIBUTING.md", root / "Makefile", *(root / "docs").rglob("*.md")]:
         for words in _commands(path.read_text(encoding="utf-8")):
             try:
                 app.parse_args(words, exit_on_error=False, print_error=False)
@@ -113,7 +113,7 @@ def test_the_make_targets_that_are_written_about_exist(root):
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {
         (path.name, target)
-        for path in [*root.glob("*.md"), root / ".ci" / "run", *(root / "docs").glob("*.md")]
+        for path in [*root.glob("*.md"), root / ".ci" / "run", *(root / "docs").rglob("*.md")]
         for target in re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert named
@@ -122,7 +122,7 @@ def test_the_make_targets_that_are_written_about_exist(root):
 
 def test_links_between_files_lead_somewhere(root):
     broken = []
-    for path in [*root.glob("*.md"), *(root / "docs").glob("*.md")]:
+    for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
             if "://" not in link and not (path.parent / link).exists():
                 broken.append(f"{path.relative_to(root)}: {link}")

@@ -10,7 +10,7 @@ import pytest
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
-    ("text",),
+    ("text", "scan"),
     ("cells", "metrics"),
     ("models",),
     ("data",),

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from elman.errors import ModelFileError
 from elman.models.file import Bundle, load_model, model_path, save_model
 from elman.models.kinds import build_model, model_config
-from elman.text.tokenizers import CharTokenizer, tokenizer_from_dict
+from elman.text.building import tokenizer_from_dict
+from elman.text.tokenizers import CharTokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lstm-char.safetensors"
 TOKENIZER = CharTokenizer("abcdé\n")

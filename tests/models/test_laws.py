@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from elman.errors import ConfigError
 from elman.models.contract import Output
+from elman.models.heads import LinearHead
 from elman.models.kinds import build_model, model_config
-from elman.models.laws import check_cell, check_model
-from elman.models.stack import LinearHead, RecurrentStack
+from elman.models.laws import check_cell, check_model, small_configs
+from elman.models.stack import RecurrentStack
 from elman.models.state import State
 
 OWN_CELL = (Path(__file__).parents[1] / "cells" / "own_cell.py").read_text(encoding="utf-8")
@@ -137,7 +139,87 @@ BROKEN = {
     ),
     "an unknown distribution": (
         [('Initial("zeros")', 'Initial("ones")')],
-        {"count": "unknown initial distribution 'ones'", "initial state": None},
+        {"declarations": "the parameter 'b' of Leaky: unknown initial distribution 'ones'"},
+    ),
+    "an orthogonal vector": (
+        [('Initial("zeros")', 'Initial("orthogonal")')],
+        {"declarations": "the parameter 'b' of Leaky: an orthogonal start needs two dimensions, its shape is [8]"},
+    ),
+    "parts that do not fit": (
+        [('Initial("zeros")', 'Initial("zeros", 1.0, 3)')],
+        {"declarations": "the parameter 'b' of Leaky: its shape [8] cannot be cut into 3 equal parts"},
+    ),
+    "a shape that is no tuple": (
+        [("(self.hidden_size,), Initial", "self.hidden_size, Initial")],
+        {"declarations": "the parameter 'b' of Leaky: its shape is 8; accepted: a tuple of whole numbers from 1"},
+    ),
+    "no Parameter": (
+        [('Parameter((self.hidden_size,), Initial("zeros"))', "(self.hidden_size,)")],
+        {"declarations": "the parameter 'b' of Leaky: it is declared by (8,); accepted: Parameter(shape, Initial"},
+    ),
+    "no StatePart": (
+        [('"h": StatePart((self.hidden_size,))', '"h": (self.hidden_size,)')],
+        {"declarations": "the part 'h' of the state of Leaky: it is declared by (8,); accepted: StatePart(shape)"},
+    ),
+    **{
+        f"a parameter called {name!r}": (
+            [('"b": Parameter', f'"{name}": Parameter'), ('p["b"]', f'p["{name}"]')],
+            {"declarations": f"the parameter {name!r} of Leaky needs another name; accepted: a string without dots"},
+        )
+        for name in ("cell", "training", "forward", "a.b", "")
+    },
+    "an exception where it is built": (
+        [("    def parameters(self):\n", "    def parameters(self):\n        raise OSError\n")],
+        {"declarations": "my_cell.py line 22 raised OSError"},
+    ),
+    "an exit where it is built": (
+        [("    def state", "    def __init__(self, config, input_size):\n        exit(0)\n\n    def state")],
+        {"declarations": "my_cell.py line 29 raised SystemExit: 0"},
+    ),
+    "an exit in the step": (
+        [(IN_STEP, "        raise SystemExit\n" + IN_STEP)],
+        {"form of step": "my_cell.py line 32 raised SystemExit"},
+    ),
+    "an exit in scan": (
+        [(IN_SCAN, "        raise SystemExit(0)\n" + IN_SCAN)],
+        {"form": "my_cell.py line 38 raised SystemExit: 0"},
+    ),
+    "a state of zeros changed in place": (
+        [(IN_STEP, '        state["h"].mul_(0.9)\n' + IN_STEP), (IN_SCAN, '        state["h"].mul_(0.9)\n' + IN_SCAN)],
+        {"leaves its arguments alone": "scan changes the caller's state 'h' in place"},
+    ),
+    "a state changed in place where gradients are taken": (
+        [(IN_SCAN, '        if torch.is_grad_enabled():\n            state["m"].mul_(0.9)\n' + IN_SCAN)],
+        {"leaves its arguments alone": "scan changes the caller's state 'm' in place"},
+    ),
+    "a parameter put in its bounds": (
+        [(IN_SCAN, '        p["U"].clamp_(-0.1, 0.1)\n' + IN_SCAN)],
+        {"leaves its arguments alone": "scan changes the parameter 'U' in place"},
+    ),
+    "long texts are cut short": (
+        [(IN_SCAN, "        x = torch.cat([x[:, :16], 0 * x[:, 16:]], 1)\n" + IN_SCAN)],
+        {"sizes": "scan of 40 steps of 3 rows in one go and 5 of 3 at a time: the state 'h' differs"},
+    ),
+    "the gradient of long texts is cut": (
+        [("            outputs", "            m = m.detach() if len(outputs) == 20 else m\n            outputs")],
+        {"sizes": "scan of 40 steps of 3 rows in one go and 5 of 3 at a time: the gradient of"},
+    ),
+    "rows leak in wide batches": (
+        [("h = m.tanh()\n        return", "h = m.tanh() - (len(m) > 8) * m.mean(0)\n        return"),
+         ("h = m.tanh()\n            outputs", "h = m.tanh() - (len(m) > 8) * m.mean(0)\n            outputs")],
+        {"sizes": "scan of 5 steps of 17 rows in one go and 5 of 3 at a time: the state 'h' differs"},
+    ),
+    "torch's global generator seeded": (
+        [(IN_SCAN, "        torch.manual_seed(0)\n" + IN_SCAN)],
+        {"repeats itself": "it draws from torch's global generator, or seeds it"},
+    ),
+    "noise of torch's global generator": (
+        [(IN_STEP, "        x = x + torch.rand_like(x)\n" + IN_STEP)],
+        {"repeats itself": "it draws from torch's global generator, or seeds it"},
+    ),
+    "torch's global generator seeded where it is built": (
+        [("    def parameters(self):\n", "    def parameters(self):\n        torch.manual_seed(0)\n")],
+        {"repeats itself": "it draws from torch's global generator, or seeds it"},
     ),
     "a setting without a default": (
         [("leak: float = 0.25", "leak: float")],
@@ -179,6 +261,7 @@ def test_a_broken_cell_is_told_what_is_wrong_in_one_line(name, tmp_path):
     [
         ("import nothing_of_this_name", "failed to import: ModuleNotFoundError"),
         ("def broken(:", "failed to import: SyntaxError"),
+        ("import sys; sys.exit()", "failed to import: SystemExit"),
         ("Leaky = 3", "is not a cell: it must be a class derived from elman.cells.base.Cell"),
         ("class Leeky: pass", "has no class 'Leaky'"),
     ],
@@ -187,6 +270,115 @@ def test_a_file_without_the_cell_is_an_error(source, message, tmp_path):
     with pytest.raises(ConfigError, match=message) as error:
         check_cell(written(source, tmp_path / "my_cell.py"))
     assert "\n" not in str(error.value)
+
+
+UNUSUAL = {
+    "no parameters": """
+    def parameters(self):
+        return {}
+
+    def step(self, p, x, state):
+        h = 0.5 * state["h"] + x.sum(1, keepdim=True).tanh()
+        return Step(h, {"h": h}, {})
+""",
+    "no state": """
+    def parameters(self):
+        return {"W": Parameter((self.hidden_size, self.input_size), Initial("uniform", 0.5))}
+
+    def state(self):
+        return {}
+
+    def step(self, p, x, state):
+        return Step(linear(x, p["W"]).tanh(), {}, {})
+""",
+    "neither": """
+    @property
+    def output_size(self):
+        return self.input_size
+
+    def parameters(self):
+        return {}
+
+    def state(self):
+        return {}
+
+    def step(self, p, x, state):
+        return Step(x.tanh(), {}, {})
+""",
+    "a wide output": """
+    @property
+    def output_size(self):
+        return 2 * self.hidden_size
+
+    def parameters(self):
+        return {"W": Parameter((self.hidden_size, self.input_size), Initial("uniform", 0.5))}
+
+    def step(self, p, x, state):
+        h = 0.5 * state["h"] + linear(x, p["W"]).tanh()
+        return Step(torch.cat([h, h.tanh()], 1), {"h": h}, {})
+""",
+    "single numbers": """
+    def parameters(self):
+        return {"scale": Parameter((), Initial("uniform", 0.5)), "shift": Parameter((), Initial("zeros"))}
+
+    def state(self):
+        return {"level": StatePart(())}
+
+    def step(self, p, x, state):
+        level = 0.5 * state["level"] + (p["scale"] * x + p["shift"]).tanh().sum(1)
+        return Step(level.unsqueeze(1).expand(-1, self.hidden_size), {"level": level}, {})
+""",
+}
+HEAD_OF_UNUSUAL = """
+import torch
+
+from elman.cells.base import Cell, Initial, Parameter, StatePart, Step
+from elman.cells.primitives import linear
+
+
+class Leaky(Cell):"""
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_a_right_cell_of_an_unusual_form_keeps_every_law_and_trains(name, tmp_path):
+    kind = written(HEAD_OF_UNUSUAL + UNUSUAL[name], tmp_path / "my_cell.py")
+    assert [str(finding) for finding in check_cell(kind)] == []
+    network = build_model(model_config({"kind": kind, "num_layers": 2}), 11, seed=1, dtype=torch.float32)
+    reset_BT = torch.tensor([[False, True, False], [False, False, True]])
+    features_BTF, _ = network.features(torch.tensor([[1, 2, 3], [4, 5, 6]]), network.initial_state(2), reset_BT)
+    network.head.nll(features_BTF, torch.ones(2, 3, dtype=torch.int64)).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+
+
+def test_the_output_is_tied_where_its_width_allows_it(tmp_path):
+    tied = {
+        name: [c for c in small_configs(written(HEAD_OF_UNUSUAL + UNUSUAL[name], tmp_path / f"{number}.py"))
+               if c.tie_weights and not c.output_projection]
+        for number, name in enumerate(UNUSUAL)
+    }  # fmt: skip
+    assert not tied["a wide output"]
+    assert tied["neither"]
+    assert tied["single numbers"]
+
+
+def test_a_check_leaves_the_global_generator_as_it_was(tmp_path):
+    source = OWN_CELL.replace(IN_SCAN, "        torch.manual_seed(0)\n" + IN_SCAN)
+    before = torch.get_rng_state()
+    assert check_cell(written(source, tmp_path / "my_cell.py"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_parameter_that_no_model_can_hold_is_told_before_training(tmp_path):
+    source = OWN_CELL.replace('"b": Parameter', '"cell": Parameter')
+    config = model_config({"kind": written(source, tmp_path / "my_cell.py")})
+    with pytest.raises(ConfigError, match=r"^the parameter 'cell' of Leaky needs another name; accepted: a string"):
+        build_model(config, 11, seed=1, dtype=torch.float32)
+
+
+def test_ctrl_c_is_nobodys_fault(tmp_path):
+    source = OWN_CELL.replace(IN_STEP, "        raise KeyboardInterrupt\n" + IN_STEP)
+    with pytest.raises(KeyboardInterrupt):
+        check_cell(written(source, tmp_path / "my_cell.py"))
 
 
 def test_a_cell_that_is_not_there_is_an_error():
@@ -249,6 +441,24 @@ class CutsTheGradientAtEveryCall(RecurrentStack):
         return super().features(tokens_BT, state.detach(), reset_BT, noise)
 
 
+class StepsWithoutTheEmbeddingsGradient(RecurrentStack):
+    def step(self, token_B, state):
+        return functional_call(self, {"embedding": self.embedding.detach()}, (token_B, state), {"step": True})
+
+    def forward(self, tokens_BT, state, reset_BT=None, step=False):
+        return super().step(tokens_BT, state) if step else super().forward(tokens_BT, state, reset_BT)
+
+
+class StepsFromTheInitialState(RecurrentStack):
+    def step(self, token_B, state):
+        return super().step(token_B, self.initial_state(len(token_B)))
+
+
+class StepsWithATimeDimension(RecurrentStack):
+    def step(self, token_B, state):
+        return self.features(token_B.unsqueeze(1), state)
+
+
 @pytest.mark.parametrize(
     ("model", "head", "law", "words"),
     [
@@ -260,6 +470,9 @@ class CutsTheGradientAtEveryCall(RecurrentStack):
         (DrawsMasksByPosition, LinearHead, "noise", "draw masks from the noise handed in alone"),
         (GivesLogitsForTheLastTokenOnly, LinearHead, "form", "returns an output of shape [3, 1, 11]"),
         (CutsTheGradientAtEveryCall, LinearHead, "chunking", "the gradient of 'embedding' differs"),
+        (StepsWithoutTheEmbeddingsGradient, LinearHead, "fast form of model", "the gradient of 'embedding' differs"),
+        (StepsFromTheInitialState, LinearHead, "fast form of model", "the step is the definition"),
+        (StepsWithATimeDimension, LinearHead, "form of model step", "step returns an output of shape [3, 1, 8]"),
     ],
 )
 def test_a_broken_model_is_told_what_is_wrong(model, head, law, words):

@@ -53,7 +53,7 @@ def test_more_than_nine_layers_keep_their_order():
     _, state = network.features(TOKENS, network.initial_state(3))
     x = network.embedding[TOKENS]
     for index, layer in enumerate(network.layers):
-        x, parts = layer(x, layer.initial_state(3))
+        x, parts = layer(x, layer.initial_state(3, x))
         assert torch.equal(state.tensors[f"{index}.h"], parts["h"])
 
 

@@ -30,7 +30,6 @@ def equal(one: State, other: State) -> bool:
 
 
 def test_size(state):
-    assert state.batch_size == 3
     assert state.num_bytes == 3 * (4 * 4 + 10 * 4 + 6 * 8 + 4)
 
 
@@ -68,6 +67,15 @@ def test_bytes_hold_everything(state):
     restored = State.from_bytes(state.to_bytes(), like=state.select([0]))
     assert equal(restored, state)
     assert state.to_bytes() == restored.to_bytes()
+
+
+def test_a_state_may_be_empty():
+    empty = State({})
+    assert equal(State.from_bytes(empty.to_bytes(), like=empty), empty)
+    assert equal(State.stack([empty.select([0, 1]), empty.reset(torch.tensor([True]), empty)]), empty)
+    assert empty.num_bytes == 0
+    with pytest.raises(ModelFileError, match=r"has the parts \[\]; the model carries \['c', 'h'\]"):
+        State.from_bytes(empty.to_bytes(), like=LIKE)
 
 
 def test_two_parts_may_be_one_tensor():

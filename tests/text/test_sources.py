@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import encodings.aliases
 import gzip
 import io
 import json
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from elman.config import DataConfig, TextConfig
 from elman.errors import ConfigError, TextError, UserError
-from elman.text import sources
+from elman.text import decoding, sources
 from elman.text.corpora import open_corpus
 from elman.text.sources import Corpus, Source, StringSource
 
@@ -67,7 +68,7 @@ COMPRESSORS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a few bytes, so that characters, line ends and separators lie across them."""
-    monkeypatch.setattr(sources, "_BLOCK_BYTES", 3)
+    monkeypatch.setattr(decoding, "BLOCK_BYTES", 3)
 
 
 def test_a_file_is_one_document_and_can_be_read_again(tmp_path):
@@ -264,7 +265,7 @@ def test_a_setting_without_meaning_is_refused(tmp_path):
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4096])
 def test_a_byte_that_is_not_utf8_is_found(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(decoding, "BLOCK_BYTES", block)
     path = tmp_path / "a.txt"
     path.write_bytes("é\n漢\nx".encode() + b"\xe9t\xe9")
     said = error(path)
@@ -340,7 +341,7 @@ def test_byte_order_marks(tmp_path, small_blocks):
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 100])
 def test_line_ends_across_blocks(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(decoding, "BLOCK_BYTES", block)
     (tmp_path / "a.txt").write_bytes(b"a\r\n\r\nb\r\rc\nd\r")
     assert read(tmp_path / "a.txt") == ["a\n\nb\n\nc\nd\n"]
     assert report(tmp_path / "a.txt") == "2 CR LF turned into LF; 3 lone CR turned into LF"
@@ -353,7 +354,7 @@ def test_line_ends_are_those_of_universal_newlines(tmp_path_factory, text, block
     path = tmp_path_factory.getbasetemp() / "universal.txt"
     path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_BLOCK_BYTES", block)
+        patch.setattr(decoding, "BLOCK_BYTES", block)
         found = "".join(read(path))
     assert found == path.read_text("utf-8-sig")
 
@@ -367,7 +368,7 @@ def test_a_separator_cuts_documents_wherever_blocks_end(tmp_path_factory, text, 
     path = tmp_path_factory.getbasetemp() / "separated.txt"
     path.write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_BLOCK_BYTES", block)
+        patch.setattr(decoding, "BLOCK_BYTES", block)
         assert read(path, document_separator=separator) == [part for part in text.split(separator) if part]
 
 
@@ -425,3 +426,42 @@ def test_raw_documents_are_cut_at_separators_too(tmp_path, small_blocks):
         b"\xc3\xbf\xff",
         b"b",
     ]
+
+
+def _is_refused(path: Path, encoding: str) -> bool:
+    """Whether an encoding is refused as such; text that is not in it is another matter."""
+    try:
+        read(path, encoding=encoding)
+    except ConfigError:
+        return True
+    except TextError:
+        return False
+    return False
+
+
+def test_every_encoding_that_python_knows_reads_a_file_or_is_refused(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"hello, world\n" * 3)
+    names = {*encodings.aliases.aliases.values(), "idna", "undefined", "punycode", "charmap", "a\0b", "\udcff", ""}
+    refused = {name for name in names if _is_refused(path, name)}
+    assert {"idna", "undefined", "base64_codec", "rot_13", "a\0b", "\udcff", ""} <= refused
+    assert not {"utf_8", "latin_1", "cp1252", "utf_16_le", "shift_jis"} & refused
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names are Unicode there")
+def test_a_name_that_is_no_text_is_refused_at_opening(tmp_path):
+    (tmp_path / "b\udcff.txt").write_text("x")
+    for spec in (tmp_path / "b\udcff.txt", tmp_path, tmp_path / "*.txt"):
+        assert error(spec).endswith(r"b\xff.txt is not UTF-8; rename it")
+    assert r"[\xff] is not UTF-8" in error(tmp_path / "b[\udcff]")
+    assert r"none\xff is not UTF-8" in error(tmp_path / "none\udcff")
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names are Unicode there")
+def test_a_name_that_is_no_text_is_shown_where_it_is_left_out(tmp_path):
+    for name in ("train.txt", "valid.txt", "b\udcff.txt"):
+        (tmp_path / name).write_text("x")
+    source = opened(tmp_path).parts["train"]
+    assert documents(source) == ["x"]
+    assert r"left out of" in source.report()[1]
+    assert source.report()[1].endswith(r": b\xff.txt")

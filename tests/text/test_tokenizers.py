@@ -6,30 +6,28 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import elman
 from elman.config import TokenizerConfig
 from elman.errors import ConfigError, ModelFileError, TextError
+from elman.text import bpe as bpe_module
 from elman.text import tokenizers as module
+from elman.text.building import tokenizer_from_dict, train_tokenizer
 from elman.text.sources import Piece
 from elman.text.tokenizers import (
     BOUNDARY,
     END_OF_LINE,
     UNKNOWN,
-    BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
     WordTokenizer,
-    tokenizer_from_dict,
-    train_tokenizer,
 )
 
 SAMPLE = "the cat sat on the mat.\nthe dog, the log: ÄÖ né 漢字 👩\u200d👧\n\n  two  spaces\tand a tab\r\n" * 20
@@ -111,27 +109,12 @@ def pieces_of(documents: list[str], cuts: list[int]) -> list[Piece]:
 @given(st.lists(texts.filter(bool), min_size=1, max_size=3), st.lists(st.integers(0, 60), max_size=8))
 def test_ids_do_not_depend_on_where_pieces_are_cut(every, documents, cuts):
     with pytest.MonkeyPatch.context() as patch:  # so short that every text has several chunks and batches
-        patch.setattr(module, "_CHUNK", 5)
+        patch.setattr(bpe_module, "_CHUNK", 5)
         patch.setattr(module, "_BATCH", 7)
         for tokenizer in every.values():
             whole = [[tokenizer.boundary_id, *tokenizer.encode(d, unknown="token")] for d in documents]
             in_pieces = list(tokenizer.encode_pieces(pieces_of(documents, cuts)))
             assert np.concatenate(in_pieces).tolist() == np.concatenate(whole).tolist()
-
-
-def test_bpe_in_chunks_equals_the_library_on_the_whole_text(bpe, monkeypatch):
-    text = SAMPLE * 3
-    whole = bpe._hub.encode(text, add_special_tokens=False).ids
-    monkeypatch.setattr(module, "_CHUNK", 40)
-    assert len(module._chunks(text, 40)) > 30
-    assert bpe.encode(text).tolist() == whole
-
-
-@given(st.text(st.sampled_from("a b\n"), max_size=400), st.integers(1, 20))
-def test_chunks_join_to_the_text_and_are_bounded(text, size):
-    chunks = module._chunks(text, size)
-    assert "".join(chunks) == text
-    assert all(0 < len(chunk) <= 16 * size + size for chunk in chunks) or not text
 
 
 @given(st.lists(st.integers(0, 256), max_size=40))
@@ -243,38 +226,10 @@ def test_text_without_white_space_is_refused_at_word_level(monkeypatch):
         trained("word", "x" * 200)
 
 
-def test_bpe_holds_all_bytes_and_the_size_asked_for(bpe):
-    assert bpe.size <= 400
-    assert trained("bpe", "ab" * 5).size >= 257
-    assert bpe.unknown_id is None
-    assert bpe.lossless
-    with pytest.raises(ConfigError, match="at least 257"):
-        trained("bpe", max_size=256)
-
-
-def test_the_bpe_sample_is_bounded_and_even():
-    documents = [Piece(f"{i:04d} " * 400, True) for i in range(100)]
-    sample = list(module._even_sample(documents, 20_000))
-    size = sum(map(len, sample))
-    assert 15_000 < size <= 20_000
-    tenths = Counter(int(chunk.split()[0]) // 10 for chunk in sample)
-    assert len(tenths) == 10
-    assert max(tenths.values()) <= 2 * min(tenths.values())
-    assert "".join(module._even_sample(documents, 10**9)) == "".join(p.text for p in documents)
-
-
-def test_bpe_sample_does_not_depend_on_where_pieces_are_cut():
-    text = SAMPLE * 5
-    once = list(module._even_sample([Piece(text, True)], 3000))
-    again = list(module._even_sample(pieces_of([text], [*range(0, len(text), 97)]), 3000))
-    assert once
-    assert once == again
-
-
 def test_vocabularies_do_not_depend_on_the_process():
     code = (
         "import json; from elman.config import TokenizerConfig as C; from elman.text.sources import Piece;"
-        "from elman.text.tokenizers import train_tokenizer as t; text = 'the cat sat on a mat, a dog lay. é漢' * 9;"
+        "from elman.text.building import train_tokenizer as t; text = 'the cat sat on a mat, a dog lay. é漢' * 9;"
         "print(json.dumps([t(C(level=l), [Piece(text, True)]).to_dict() for l in ('char', 'word', 'bpe')]))"
     )
     said = set()
@@ -333,135 +288,3 @@ BAD = [
 def test_bad_dictionaries_are_refused(data):
     with pytest.raises(ModelFileError):
         tokenizer_from_dict(data)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=150)
-@given(st.data())
-def test_a_changed_bpe_dictionary_is_refused_or_works(bpe, data):
-    changed = json.loads(json.dumps(bpe.to_dict()))["tokenizer"]
-    at = changed
-    while True:
-        keys = sorted(at) if isinstance(at, dict) else list(range(len(at)))
-        key = data.draw(st.sampled_from(keys))
-        if isinstance(at[key], dict | list) and at[key] and data.draw(st.booleans()):
-            at = at[key]
-            continue
-        at[key] = data.draw(json_values)
-        break
-    try:
-        tokenizer = tokenizer_from_dict({"level": "bpe", "tokenizer": changed})
-    except ModelFileError:
-        return
-    ids = tokenizer.encode("the cat", unknown="token")
-    if tokenizer.lossless:
-        assert tokenizer.decode(ids) == "the cat"
-
-
-def test_a_deep_dictionary_is_refused():
-    deep: list = []
-    for _ in range(5000):
-        deep = [deep]
-    with pytest.raises(ModelFileError):
-        tokenizer_from_dict({"level": "bpe", "tokenizer": {"model": deep}})
-
-
-def test_ids_far_apart_are_refused(bpe):
-    settings = json.loads(json.dumps(bpe.to_dict()))["tokenizer"]
-    settings["model"]["vocab"]["zzz"] = 2**31
-    with pytest.raises(ModelFileError, match="largest id"):
-        tokenizer_from_dict({"level": "bpe", "tokenizer": settings})
-
-
-def _foreign(tmp_path, **change):
-    """A byte-level tokenizer.json as another program may have written it, without a boundary."""
-    from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-    library = Library(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=change.get("prefix", False))
-    library.decoder = decoders.ByteLevel()
-    if "normalizer" in change:
-        library.normalizer = change["normalizer"](normalizers)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    library.train_from_iterator(
-        [SAMPLE],
-        trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False),
-    )
-    library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    library.enable_truncation(4)
-    library.save(str(tmp_path / "tokenizer.json"))
-    return train_tokenizer(TokenizerConfig(level="bpe", path=str(tmp_path / "tokenizer.json")), [])
-
-
-def test_an_existing_tokenizer_gets_a_boundary_and_is_not_cut_short(tmp_path):
-    tokenizer = _foreign(tmp_path)
-    assert tokenizer.boundary_id == tokenizer.size - 1
-    assert tokenizer.lossless
-    text = f"the cat <s> sat {BOUNDARY} on"
-    ids = tokenizer.encode(text)
-    assert ids.size > 4
-    assert tokenizer.decode(ids) == text
-    assert 0 not in ids
-    assert tokenizer_from_dict(tokenizer.to_dict()).to_dict() == tokenizer.to_dict()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"normalizer": lambda module: module.Lowercase()},
-        {"normalizer": lambda module: module.NFC()},
-        {"normalizer": lambda module: module.Replace("a word that no probe holds", "")},
-        {"prefix": True},
-    ],
-)
-def test_an_existing_tokenizer_that_changes_text_says_so(tmp_path, change):
-    assert not _foreign(tmp_path, **change).lossless
-
-
-def test_a_word_piece_tokenizer_has_unknowns_and_decodes_in_steps(tmp_path):
-    from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, pre_tokenizers
-
-    library = Library(models.WordPiece({"[UNK]": 0, "the": 1, "cat": 2, "##s": 3}, unk_token="[UNK]"))
-    library.pre_tokenizer = pre_tokenizers.Whitespace()
-    library.decoder = decoders.WordPiece()
-    library.save(str(tmp_path / "t.json"))
-    tokenizer = BPETokenizer.from_file(tmp_path / "t.json")
-    assert not tokenizer.lossless
-    assert tokenizer.encode("the cats").tolist() == [1, 2, 3]
-    with pytest.raises(TextError, match="lacks"):
-        tokenizer.encode("the dog")
-    assert tokenizer.encode("the dog", unknown="token").tolist() == [1, 0]
-    assert tokenizer.unknown_characters("the thecat") == ["a", "c", "e", "h", "t"]
-    ids = [1, 2, 3] * 50
-    decoder = tokenizer.decoder()
-    assert tokenizer.decode(ids) == " ".join(["the cats"] * 50)
-    assert "".join([decoder.feed(i) for i in ids]) + decoder.flush() == tokenizer.decode(ids)
-
-
-def test_a_pattern_that_the_library_gives_up_on_is_one_line():
-    from tokenizers import Regex, models, pre_tokenizers
-    from tokenizers import Tokenizer as Library
-
-    library = Library(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
-    tokenizer = BPETokenizer(library.to_str())
-    with pytest.raises(TextError, match="cannot encode"):
-        tokenizer.encode("a" * 40)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff", b"[1]", b'{"model": {"type": "BPE"}}'])
-def test_a_missing_or_bad_tokenizer_file_is_one_line(tmp_path, content):
-    path = tmp_path / "tokenizer.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json") as caught:
-        BPETokenizer.from_file(path)
-    assert "\n" not in str(caught.value)

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 import elman
-from elman.errors import ConfigError, ModelFileError, TextError, TrainingError
+from elman.errors import ConfigError, ElmanError, ModelFileError, TextError, TrainingError
 from elman.evaluation import Evaluation
 from elman.metrics import Score
+from elman.training.folder import Run
 from elman.training.loop import Record
-from elman.training.run import Run, dry_run, resume, train
+from elman.training.run import dry_run, resume, train
 
 MODEL = {"hidden_size": 12, "embedding_size": 8, "num_layers": 2, "dropout": 0.2}
 SAMPLING = {"max_new_tokens": 12, "temperatures": [0.8], "prompts": ["", "the "]}
@@ -248,7 +249,7 @@ def test_a_folder_is_never_overwritten_unasked(undisturbed: Run, corpus: Path, t
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="not a run folder"):
+    with pytest.raises(ConfigError, match="holds something that is no run"):
         train(corpus, out=precious, overwrite=True, **settings(max_updates=1))
     assert (precious / "thesis.txt").read_text() == "years of work"
 
@@ -372,3 +373,122 @@ def test_runs_without_a_name_get_one_of_their_own(
     monkeypatch.chdir(tmp_path)
     paths = [train(corpus, **settings(max_updates=1)).path for _ in range(2)]
     assert paths == [Path("runs/tiny-lstm"), Path("runs/tiny-lstm-2")]
+
+
+def test_a_folder_that_is_being_written_is_left_alone(corpus: Path, tmp_path: Path) -> None:
+    class Meddler(Loud):
+        def on_record(self, record: Record) -> None:
+            for meddle in (
+                lambda: train(corpus, out=tmp_path / "run", overwrite=True, **settings(max_updates=1)),
+                lambda: resume(tmp_path / "run"),
+            ):
+                with pytest.raises(ElmanError, match="another process is writing the run"):
+                    meddle()
+
+    run = train(corpus, out=tmp_path / "run", callbacks=[Meddler(0.0)], **settings(max_updates=2))
+    assert [r["kind"] for r in run.records()][-1] == "end"
+
+
+def test_a_callback_that_fails_loses_nothing(undisturbed: Run, corpus: Path, tmp_path: Path) -> None:
+    class Fails(Loud):
+        def on_record(self, record: Record) -> dict[str, float]:
+            return {"nats": 1.0} if record.values.get("update") == 7 else {}
+
+    with pytest.raises(ConfigError, match="a callback adds 'nats', which the record already has"):
+        train(corpus, out=tmp_path / "run", callbacks=[Fails(0.0)], **settings(max_updates=30))
+    run = Run.open(tmp_path / "run")
+    assert sorted(run.checkpoints.iterdir())[-1].name == "update-00000007-00"
+    resume(run.path)
+    assert deterministic(run) == deterministic(undisturbed)
+    assert_same_end(run, undisturbed)
+
+
+def test_damaged_checkpoints_stand_aside_and_do_not_push_out_whole_ones(corpus: Path, tmp_path: Path) -> None:
+    run = train(corpus, out=tmp_path / "run", **settings(max_updates=4))
+    for update in (90, 91):
+        (run.checkpoints / f"update-{update:08d}-00").mkdir()
+    resume(run.path, max_updates=6)
+    assert [path.name for path in sorted(run.checkpoints.iterdir())] == [
+        "damaged-update-00000090-00",
+        "damaged-update-00000091-00",
+        "update-00000004-00",
+        "update-00000006-00",
+    ]
+
+
+def test_a_run_goes_on_from_any_folder(
+    undisturbed: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.txt").write_bytes(corpus.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    run = train("tiny.txt", out="run", should_stop=Counting(20), **settings(max_updates=30))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = resume("../run")
+    assert_same_end(run, undisturbed)
+    assert elman.load(run.path).provenance["corpus"] == "tiny.txt"
+
+
+def test_settings_that_changed_since_the_checkpoint_are_named(corpus: Path, tmp_path: Path) -> None:
+    run = train(corpus, out=tmp_path / "run", **settings(max_updates=2))
+    text = (run.path / "run.toml").read_text("utf-8")
+    for old, new, name in (
+        ("hidden_size = 12", "hidden_size = 14", "model.hidden_size 12, this run 14"),
+        ('optimizer = "adamw"', 'optimizer = "sgd"', "training.optimizer 'adamw', this run 'sgd'"),
+        ("bptt = 16", "bptt = 15", "training.bptt 16, this run 15"),
+    ):
+        assert old in text
+        changed = text.replace(old, new).replace("adam_beta2 = 0.99\n", "" if "sgd" in new else "adam_beta2 = 0.99\n")
+        (run.path / "run.toml").write_text(changed, "utf-8")
+        with pytest.raises(ModelFileError, match=name):
+            resume(run.path, max_updates=4)
+    (run.path / "run.toml").write_text(text, "utf-8")
+    run.metrics.unlink()
+    resume(run.path, max_updates=4)
+    assert [r["update"] for r in run.records() if r["kind"] == "update"] == [3, 4]
+
+
+def test_a_disk_that_cannot_be_written_is_one_line_and_leaves_no_half_files(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    sync, calls = os.fsync, iter(range(10**6))
+
+    def full(descriptor: int) -> None:
+        if next(calls) > 12:
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    busy = settings(max_updates=9) | {"checkpoint": {"every_updates": 1}}
+    with pytest.raises(ElmanError, match=r"cannot write .*No space left on device.*elman resume"):
+        train(corpus, out=tmp_path / "run", **busy)
+    monkeypatch.setattr(os, "fsync", sync)
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+    resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("spoilt", ["file/run", "link", "x" * 300])
+def test_a_run_folder_that_cannot_be_made_is_refused_at_once(spoilt: str, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at" / "all")
+    with pytest.raises(ConfigError, match="give another --out"):
+        train(corpus, out=tmp_path / spoilt, **settings(max_updates=1))
+
+
+def test_a_cell_named_by_a_settings_file_alone_is_not_run(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    (tmp_path / "evil.toml").write_text(f'[model]\nkind = "{tmp_path / "evil.py"}:Evil"\n')
+    with pytest.raises(ConfigError, match=r"names the cell .*--model\.kind"):
+        train(corpus, config=tmp_path / "evil.toml", out=tmp_path / "run")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_where_documents_reset_the_state_estimates_reset_it_too(tmp_path: Path) -> None:
+    lines = [f'{{"text": "the {word} sat on the mat"}}' for word in ("cat", "dog", "moon", "log") * 40]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    options = settings(max_updates=2) | {"data": {"reset_at_documents": True}}
+    run = train(tmp_path / "rows.jsonl", out=tmp_path / "run", **options)
+    assert [r["state_policy"] for r in run.records() if r["kind"] == "evaluation"] == ["reset"]
+    assert elman.evaluate(run.path).evaluation.state_policy == "reset"

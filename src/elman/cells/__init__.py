@@ -92,7 +92,7 @@ def _module_from_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # pydantic looks a class's module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"{str(path)!r} failed to import: {type(error).__name__}: {error}") from error
     return module
@@ -101,5 +101,5 @@ def _module_from_file(path: Path) -> ModuleType:
 def _module_from_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"module {name!r} of the cell failed to import: {type(error).__name__}: {error}") from error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from elman.cells.primitives import linear, split
 from elman.config import CellConfig
+from elman.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,9 @@ class Step(NamedTuple):
     """Intermediates worth looking at, by name: gates, candidate, ..."""
 
 
+_DISTRIBUTIONS = ("zeros", "uniform", "orthogonal")
+
+
 class Initial(NamedTuple):
     """How a parameter, or a stack of equal parameters along the first dimension, is first drawn.
 
@@ -50,14 +54,31 @@ class Initial(NamedTuple):
     parts: int = 1
     constants: Mapping[int, float] = {}
 
+    def fault(self, shape: tuple[int, ...]) -> str:
+        """Why no tensor of this shape can be drawn, or nothing where one can."""
+        if self.kind not in _DISTRIBUTIONS:
+            return f"unknown initial distribution {self.kind!r}{nearest(str(self.kind), _DISTRIBUTIONS)}"
+        if self.kind == "orthogonal" and len(shape) < 2:
+            return f"an orthogonal start needs two dimensions, its shape is {list(shape)}: take zeros or uniform"
+        if self.parts != 1 and (not shape or self.parts < 1 or shape[0] % self.parts):
+            return f"its shape {list(shape)} cannot be cut into {self.parts} equal parts along the first dimension"
+        return ""
+
     def draw(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
         """Draw a tensor of this shape on the CPU.
 
         Blocks are orthogonal in the sense of Saxe et al. 2014 (https://arxiv.org/abs/1312.6120): the Q of the QR
         decomposition of a Gaussian matrix, signs fixed by the diagonal of R so that Q is uniform.
+
+        Raises:
+            ConfigError: there is no such distribution, or not for this shape.
         """
         import torch
 
+        if fault := self.fault(shape):
+            raise ConfigError(fault)
+        if not shape:
+            return self.draw((1,), generator, dtype).reshape(())
         blocks = []
         block_shape = (shape[0] // self.parts, *shape[1:])
         for index in range(self.parts):
@@ -67,12 +88,10 @@ class Initial(NamedTuple):
                 block = torch.zeros(block_shape, dtype=dtype)
             elif self.kind == "uniform":
                 block = (torch.rand(block_shape, generator=generator, dtype=dtype) * 2 - 1) * self.scale
-            elif self.kind == "orthogonal":
+            else:
                 block = torch.nn.init.orthogonal_(
                     torch.zeros(block_shape, dtype=dtype), gain=self.scale, generator=generator
                 )
-            else:
-                raise ValueError(f"unknown initial distribution {self.kind!r}; accepted: zeros, uniform, orthogonal")
             blocks.append(block)
         return torch.cat(blocks)
 
@@ -118,10 +137,10 @@ class Cell(ABC):
 
     @abstractmethod
     def parameters(self) -> Mapping[str, Parameter]:
-        """Name, shape and initial distribution of every parameter."""
+        """Name, shape and initial distribution of every parameter; there may be none."""
 
     def state(self) -> Mapping[str, StatePart]:
-        """Name and shape of every part of the state; ``h`` alone unless a cell says otherwise."""
+        """Name and shape of every part of the state; ``h`` alone unless a cell says otherwise. There may be none."""
         return {"h": StatePart((self.hidden_size,))}
 
     @abstractmethod
@@ -149,6 +168,31 @@ class Cell(ABC):
     def operations_per_step(self) -> int:
         """Floating-point operations of one step of one row: two for each element of each matrix."""
         return sum(2 * math.prod(p.shape) for p in self.parameters().values() if len(p.shape) > 1)
+
+
+def check_declarations(cell: Cell) -> None:
+    """Refuse what no model can hold.
+
+    Raises:
+        ConfigError: a parameter or a part of the state is declared wrongly; the line names it.
+    """
+    for name, parameter in cell.parameters().items():
+        form = "Parameter(shape, Initial(...))"
+        if fault := _fault(parameter, Parameter, form) or parameter.initial.fault(parameter.shape):
+            raise ConfigError(f"the parameter {name!r} of {type(cell).__name__}: {fault}")
+    for name, part in cell.state().items():
+        if fault := _fault(part, StatePart, "StatePart(shape)"):
+            raise ConfigError(f"the part {name!r} of the state of {type(cell).__name__}: {fault}")
+
+
+def _fault(declared: Parameter | StatePart, kind: type, form: str) -> str:
+    wrong_start = isinstance(declared, Parameter) and not isinstance(declared.initial, Initial)
+    if not isinstance(declared, kind) or wrong_start:
+        return f"it is declared by {declared!r}; accepted: {form}"
+    shape = declared.shape
+    if not isinstance(shape, tuple) or any(not isinstance(size, int) or size < 1 for size in shape):
+        return f"its shape is {shape!r}; accepted: a tuple of whole numbers from 1, such as (self.hidden_size,)"
+    return ""
 
 
 class GatedConfig(CellConfig):

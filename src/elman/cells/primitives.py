@@ -23,3 +23,10 @@ def linear(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
 def split(x_BG: Tensor, parts: int) -> tuple[Tensor, ...]:
     """Cut the last dimension into equal parts, in order."""
     return x_BG.chunk(parts, dim=-1)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``, without overflow and exact to the last digits on both sides."""
+    from torch.nn import functional
+
+    return -functional.logsigmoid(-x)  # torch's own softplus is x above a threshold, which costs nine digits

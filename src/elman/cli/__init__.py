@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 2 for a mistake in what was given, 1 for a failure, 130 after Ctrl-C, 143 after SIGTERM.
     """
     _speak_utf8()
+    # PyTorch's threads wait for each other after every small product. By default they burn their core meanwhile, and
+    # training slows down tenfold as soon as another program needs one. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = app(_words(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -67,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; what is still buffered goes nowhere, or Python would complain at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + _SIGPIPE
-    except MemoryError:
-        return _complain("error", "out of memory: take a smaller model, training.batch_size or training.bptt", 1)
     except Exception as error:
+        if isinstance(error, MemoryError) or "tried to allocate" in str(error):  # so PyTorch says it
+            return _complain("error", "out of memory: take a smaller model, training.batch_size or training.bptt", 1)
         if os.environ.get("ELMAN_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {error}"

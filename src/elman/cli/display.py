@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -228,6 +229,7 @@ class Display(Callback):
             vertical_overflow="crop",
         )
         self._due = 0.0
+        self._is_broken = False
 
     def __enter__(self) -> Self:
         return self
@@ -235,9 +237,10 @@ class Display(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._live.is_started:
-            self._live.refresh()
-            self._live.stop()
+        if self._live.is_started and not self._is_broken:
+            with suppress(OSError):
+                self._live.refresh()
+                self._live.stop()
 
     def _frame(self) -> Group:
         # The line below the panel is where a terminal echoes ^C.
@@ -246,10 +249,15 @@ class Display(Callback):
     def on_record(self, record: Record) -> None:
         """Show what a record says, or put it off where the last refresh was only now."""
         self.dashboard.see(record.to_dict())
-        if self._is_live:
-            self._refresh(record)
-        else:
-            self._print(record)
+        try:
+            if self._is_broken:
+                return
+            if self._is_live:
+                self._refresh(record)
+            else:
+                self._print(record)
+        except OSError:
+            self._is_broken = True  # whoever watched has gone; the training goes on
 
     def _refresh(self, record: Record) -> None:
         if not self._live.is_started:
@@ -279,7 +287,7 @@ class Display(Callback):
             text = clean(values["prompt"] + values["text"]).replace("\n", "↵")
             shown = text if len(text) <= 100 else text[:100] + " ..."
             line = f"sample at temperature {values['temperature']:g}: {shown}"
-        elif record.kind == "checkpoint":
+        elif record.kind == "checkpoint" and values["update"]:
             line = f"saving at update {values['update']:,}"
         if line is not None:
             print(line, file=sys.stderr, flush=True)

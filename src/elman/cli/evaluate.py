@@ -18,7 +18,7 @@ def evaluate(
     /,
     *text: str,
     split: Literal["test", "valid", "train"] | None = None,
-    state: Literal["carried", "reset"] = "carried",
+    state: Literal["carried", "reset"] | None = None,
     baselines: Switch = False,
     json: Switch = False,
     cell: OwnCell = None,
@@ -29,7 +29,7 @@ def evaluate(
         run: A run folder or a model.safetensors.
         text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
         split: The part of the corpus; none: the test part, else the validation part.
-        state: Carried from the start of the text to its end, or reset at every document.
+        state: Carried from the start of the text to its end, or reset at every document; none: as in training.
         baselines: Also uniform, letter frequencies, gzip, bzip2 and xz on the same text.
         json: Print one JSON object on standard output.
     """
@@ -44,7 +44,7 @@ def evaluate(
 
 
 def _print(judgement: Judgement) -> None:
-    from elman.cli.output import figure, print_table
+    from elman.cli.output import clean, figure, print_table
 
     evaluation = judgement.evaluation
     scores = {"this model": evaluation.score, **judgement.baselines}
@@ -54,7 +54,7 @@ def _print(judgement: Judgement) -> None:
     if judgement.updates is not None:
         title += f"; model of update {judgement.updates:,}, seed {judgement.seed}"
     print_table(
-        title,
+        clean(title),
         ["", "nats/token", f"perplexity per {_UNITS[judgement.level]}", "bits/char", "bits/byte"],
         [
             (name, figure(s.nats_per_token), figure(s.perplexity, 3), figure(s.bits_per_char), figure(s.bits_per_byte))
@@ -64,6 +64,9 @@ def _print(judgement: Judgement) -> None:
     )
     notices = list(judgement.notices)
     if evaluation.num_unknown:
-        notices.append(f"{evaluation.num_unknown:,} tokens are <unk>, so bits per character and byte are not defined")
+        notices.append(
+            f"{evaluation.num_unknown:,} tokens are <unk>, so bits per character and byte are not defined and "
+            "compressors are left out; --tokenizer.level byte knows every text"
+        )
     for notice in notices:
-        print(f"note: {notice}", file=sys.stderr)
+        print(f"note: {clean(notice)}", file=sys.stderr)

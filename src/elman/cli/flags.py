@@ -131,14 +131,18 @@ def _model_settings() -> Iterator[tuple[str, tuple[FieldInfo, str]]]:
         for name, field in section.model_fields.items():
             fields.setdefault(name, field)
             found.setdefault(name, {}).setdefault(_help(section, name), []).append(kind)
-    num_kinds = len(kind_names())
     for name in sorted(found, key=lambda name: (name != "kind", -sum(map(len, found[name].values())))):
-        texts = [
-            text if len(kinds) == num_kinds else f"{text} ({', '.join(kinds)} only)"
-            for text, kinds in found[name].items()
-        ]
+        texts = [text + _whose(kinds) for text, kinds in found[name].items()]
         help_text = f"One of {', '.join(kind_names())}. " * (name == "kind") + " / ".join(texts)
         yield name, (fields[name], help_text)
+
+
+def _whose(kinds: list[str]) -> str:
+    """Which kinds a help text is for, the shorter way round."""
+    others = [kind for kind in kind_names() if kind not in kinds]
+    if not others:
+        return ""
+    return f" (not {', '.join(others)})" if len(others) < len(kinds) else f" ({', '.join(kinds)} only)"
 
 
 OF_ONE_TEXT = ("max_new_tokens", "temperature", "top_k", "top_p")

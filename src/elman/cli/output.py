@@ -50,7 +50,7 @@ def print_table(
         table.add_row(*(Text(cell) for cell in row), style=style, end_section=footer and index == len(rows) - 2)
     console = Console(highlight=False, markup=False, emoji=False)
     if title:
-        console.print(title)
+        console.print(title, soft_wrap=True)
     console.print(table)
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from elman.cells import is_own_cell
 from elman.cli.display import Dashboard, Display
 from elman.cli.output import print_json
+from elman.training.folder import Run
 from elman.training.loop import Callback, Record
-from elman.training.run import Run
 
 
 class StopOnSignal(Callback):
@@ -70,6 +71,8 @@ def carry_through(start: Callable[[dict[str, Any]], Run], display: Display, *, j
     with StopOnSignal(display) as stop, display:
         run = start({"callbacks": [stop, display], "should_stop": stop})
     where = shlex.quote(str(run.path))
+    if is_own_cell(kind := dashboard.config.model.kind):
+        where += f" --cell {shlex.quote(kind)}"
     stopped = "stopped" in dashboard.latest
     result = dashboard.latest["stopped" if stopped else "end"]
     if json:

@@ -13,6 +13,7 @@ from elman.cli.flags import OF_ONE_TEXT, OwnCell, SamplingFlags, Switch, given
 from elman.errors import TextError, UserError
 
 if TYPE_CHECKING:
+    from elman.config import SamplingConfig
     from elman.generation import Sampler
 
 
@@ -40,10 +41,10 @@ def sample(
         unknown: What to do with characters of the prompt that the model never saw.
         json: Print one JSON object on standard output.
     """
-    from elman.cli.output import print_json
     from elman.generation import Sampler
     from elman.models.file import load_model
     from elman.settings import resolve
+    from elman.training.loop import num_threads
 
     sampling = resolve(given(flags)).sampling
     if prompt is not None and prompt_file is not None:
@@ -53,9 +54,16 @@ def sample(
     if "\r" in beginning and bundle.tokenizer.unknown_characters("\r"):
         beginning = beginning.replace("\r\n", "\n").replace("\r", "\n")  # as the training text was read
     sampler = Sampler(bundle, beginning, settings=sampling, seed=seed, stop=stop or (), unknown=unknown)
+    # The products of one step are too small to share: a second thread would cost more than it brings.
+    with num_threads(1):
+        _show(sampler, beginning, json=json, sampling=sampling, updates=bundle.provenance.get("updates"))
+
+
+def _show(sampler: Sampler, beginning: str, *, json: bool, sampling: SamplingConfig, updates: object) -> None:
+    from elman.cli.output import print_json
+
     if json:
         settings = {name: getattr(sampling, name) for name in OF_ONE_TEXT}
-        updates = bundle.provenance.get("updates")
         print_json({"prompt": beginning, **asdict(sampler.run()), "updates": updates, "sampling": settings})
     else:
         _stream(sampler, beginning)

@@ -71,10 +71,11 @@ def resume(
     from elman.cli.display import Display
     from elman.cli.running import carry_through
     from elman.training import run as runs
+    from elman.training.folder import Run
 
     budgets = given(flags).get("training", {})
     return carry_through(
         lambda watch: runs.resume(run, cell=cell, tensorboard=tensorboard, **budgets, **watch),
-        Display(runs.Run.open(run).config(cell=cell)),
+        Display(Run.open(run).config(cell=cell)),
         json=json,
     )

@@ -26,9 +26,11 @@ import numpy.typing as npt
 from elman.config import DataConfig, TextConfig, TokenizerConfig
 from elman.data.store import Tokens, TokenStore, compact, write_tokens
 from elman.errors import ElmanError, TextError
+from elman.text.bpe import BPETokenizer
+from elman.text.building import tokenizer_from_dict, train_tokenizer
 from elman.text.corpora import cache_folder, open_corpus
 from elman.text.sources import Corpus, Piece, Source, StringSource, utf8
-from elman.text.tokenizers import UNKNOWN, BPETokenizer, Tokenizer, Unknown, tokenizer_from_dict, train_tokenizer
+from elman.text.tokenizers import UNKNOWN, Tokenizer, Unknown
 
 _FORMAT = 1
 """Part of every cache key: raised when the same settings would give other tokens."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elman.errors import UserError
+from torch import nn
+
 from elman.models.file import Bundle
-from elman.models.stack import Layer, RecurrentStack
 
 
 @dataclass(frozen=True)
@@ -67,35 +66,23 @@ class Architecture:
 
 
 def describe(model: Bundle) -> Architecture:
-    """Take a model apart.
-
-    Raises:
-        UserError: the model is no stack of recurrent layers.
-    """
+    """Take a model apart."""
     network = model.network
-    if not isinstance(network, RecurrentStack):
-        raise UserError(f"model.kind {network.config.kind!r} has no layers to list")
     state = network.initial_state(1).tensors
-    parts = [_part("embedding", "look-up", {"weight": tuple(network.embedding.shape)})]
-    for index, layer in enumerate(module for module in network.layers if isinstance(module, Layer)):
+    parts: list[Part] = []
+    counted: set[nn.Parameter] = set()
+    for component in network.components():
+        own = {name: parameter for name, parameter in component.parameters.items() if parameter not in counted}
+        counted.update(own.values())
         parts.append(
             Part(
-                name=f"layer {index + 1}",
-                what=network.config.kind,
-                shapes={name: tuple(parameter.shape) for name, parameter in layer.named_parameters()},
-                parameters=sum(parameter.numel() for parameter in layer.parameters()),
-                state_bytes=sum(t.numel() * t.element_size() for k, t in state.items() if k.startswith(f"{index}.")),
-                operations=layer.cell.operations_per_step(),
+                name=component.name,
+                what=component.what,
+                shapes={name: tuple(parameter.shape) for name, parameter in own.items()},
+                parameters=sum(parameter.numel() for parameter in own.values()),
+                state_bytes=sum(state[name].numel() * state[name].element_size() for name in component.state),
+                operations=component.operations,
             )
         )
-    head = {name: tuple(parameter.shape) for name, parameter in network.head.named_parameters()}
-    multiplied = 2 * sum(math.prod(shape) for shape in head.values() if len(shape) == 2)
-    if network.config.tie_weights:
-        del head["weight"]
-    parts.append(_part("output", "linear, tied" if network.config.tie_weights else "linear", head, multiplied))
     dtype = str(network.dtype).removeprefix("torch.")
     return Architecture(network.config.kind, dtype, network.vocab_size, tuple(parts))
-
-
-def _part(name: str, what: str, shapes: Mapping[str, tuple[int, ...]], operations: int = 0) -> Part:
-    return Part(name, what, shapes, sum(map(math.prod, shapes.values())), 0, operations)

@@ -14,6 +14,8 @@ keeps, and the code that checks them, are in ``elman.models.laws``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,6 +34,19 @@ class Output(NamedTuple):
     state: State
 
 
+@dataclass(frozen=True)
+class Component:
+    """One part of a model, for whoever takes it apart."""
+
+    name: str
+    what: str
+    parameters: Mapping[str, nn.Parameter]
+    operations: int = 0
+    """Floating-point operations for each token: two for each element of each matrix that is multiplied by."""
+    state: tuple[str, ...] = ()
+    """What it carries of the state, by name."""
+
+
 class Head(nn.Module, ABC):
     """From features to the distribution over the vocabulary."""
 
@@ -43,25 +58,43 @@ class Head(nn.Module, ABC):
         """Log-probabilities in nats, (B, T, V)."""
         return self.logits(features_BTF).log_softmax(-1)
 
-    def nll(self, features_BTF: Tensor, targets_BT: Tensor, weight_BT: Tensor | None = None) -> Tensor:
+    def nll(
+        self,
+        features_BTF: Tensor,
+        targets_BT: Tensor,
+        weight_BT: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """Negative log-likelihood of each target in nats, times its weight: (B, T).
 
-        A weight of 0 takes a position out, be it padding or text that is given and not predicted.
+        A weight of 0 takes a position out, be it padding or text that is given and not predicted. The softmax is
+        taken in ``dtype``; none: in that of the logits.
         """
         logits_BTV = self.logits(features_BTF)
+        if dtype is not None:
+            logits_BTV = logits_BTV.to(dtype)
         nats_BT = functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
         nats_BT = nats_BT.view_as(targets_BT)
         return nats_BT if weight_BT is None else nats_BT * weight_BT
 
 
 class LanguageModel(nn.Module, ABC):
-    """A conditional distribution with a carried state. It has no training mode: noise is an argument."""
+    """A conditional distribution with a carried state. It has no training mode: noise is an argument.
 
-    def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype) -> None:
+    Args:
+        config: settings of the kind.
+        vocab_size: V.
+        dtype: of the parameters.
+        boundary_id: the boundary token in the vocabulary; a tokenizer knows it.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype, boundary_id: int = 0) -> None:
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
         self.dtype = dtype
+        self.boundary_id = boundary_id
 
     head: Head
 
@@ -81,6 +114,21 @@ class LanguageModel(nn.Module, ABC):
             reset_BT: bool; where true, that row's state is initial before the token is read.
             noise: the masks of dropout; none outside training.
         """
+
+    @abstractmethod
+    def step(self, token_B: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read one token by the paper's equations: features (B, F) and the next state. It specifies `features`."""
+
+    @abstractmethod
+    def components(self) -> list[Component]:
+        """The parts in the order in which a token passes them: all parameters and all of the state."""
+
+    def hidden_matrices(self) -> list[tuple[nn.Parameter, int]]:
+        """The matrices into hidden layers, each with the number of equal blocks (gates) stacked along its rows.
+
+        Muon takes these; a kind without hidden layers has none.
+        """
+        return []
 
     @staticmethod
     @abstractmethod

@@ -24,7 +24,8 @@ from elman.cells import named_by_person
 from elman.errors import ConfigError, ModelFileError
 from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, model_class, model_config
-from elman.text.tokenizers import Tokenizer, tokenizer_from_dict
+from elman.text.building import tokenizer_from_dict
+from elman.text.tokenizers import Tokenizer
 
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
@@ -60,11 +61,15 @@ def save_model(path: str | Path, bundle: Bundle) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that, whenever power fails, the path holds the old bytes or the new ones."""
     beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)  # half a file only takes room
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -136,7 +141,7 @@ def _empty_network(path: Path, meta: Mapping[str, Any], shapes: Mapping[str, Any
     """A network of the shapes that both the settings and the tensors of the file agree on."""
     settings = dict(meta["model"])
     settings["kind"] = named_by_person(str(settings.get("kind")), cell, str(path))
-    vocab_size = tokenizer_from_dict(meta["tokenizer"]).size
+    tokenizer = tokenizer_from_dict(meta["tokenizer"])
     dtypes = {entry.get_dtype() for entry in shapes.values()}
     if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
         raise ModelFileError(f"{str(path)!r} holds tensors of {sorted(dtypes)}; accepted: one of {sorted(_DTYPES)}")
@@ -146,10 +151,11 @@ def _empty_network(path: Path, meta: Mapping[str, Any], shapes: Mapping[str, Any
         first = str(error).splitlines()[0]
         raise ModelFileError(f"{str(path)!r} is damaged: its model settings are not accepted ({first})") from error
     held = sum(math.prod(entry.get_shape()) for entry in shapes.values())
-    predicted = model_class(config).predicted_num_parameters(config, vocab_size)
+    predicted = model_class(config).predicted_num_parameters(config, tokenizer.size)
     if held != predicted:
         raise ModelFileError(f"{str(path)!r} is damaged: it holds {held} numbers, its settings call for {predicted}")
-    network = build_model(config, vocab_size, seed=None, dtype=_DTYPES[dtypes.pop()])
+    dtype = _DTYPES[dtypes.pop()]
+    network = build_model(config, tokenizer.size, seed=None, dtype=dtype, boundary_id=tokenizer.boundary_id)
     expected = {name: list(parameter.shape) for name, parameter in network.named_parameters()}
     found = {name: list(entry.get_shape()) for name, entry in shapes.items()}
     if found != expected:

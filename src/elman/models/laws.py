@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
@@ -23,22 +23,36 @@ import torch
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from torch import Tensor
-from torch.func import functional_call
 
 from elman.cells import find_cell
-from elman.cells.base import Cell, Step
+from elman.cells.base import Step
 from elman.config import CellConfig, ModelConfig, StackConfig
+from elman.errors import ElmanError
 from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, model_config, model_config_class
 from elman.models.noise import Noise
 from elman.models.state import State
+from elman.models.subjects import (
+    MANY_ROWS,
+    MANY_STEPS,
+    NUM_ROWS,
+    NUM_STEPS,
+    TOLERANCES,
+    VOCAB_SIZE,
+    CellSubject,
+    ModelSubject,
+    Subject,
+    cell_subject,
+    gradients_of,
+    leaves_of,
+    loss_of,
+    model_subject,
+    with_gradients,
+)
 
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
-"""Largest difference that counts as none, relative to the largest number compared."""
-
-# The sizes all differ, so that no two dimensions can change places unseen.
-_VOCAB_SIZE, _NUM_ROWS, _NUM_STEPS, _NUM_EARLIER = 11, 3, 5, 4
 _SMALL = {"embedding_size": 6, "hidden_size": 8, "num_layers": 2, "dropout": 0.5}
+_GLOBAL_SEED = 9_263_847
+"""What torch's global generator stands at while a law is tried; a cell that seeds it will have chosen another."""
 
 
 @dataclass(frozen=True)
@@ -53,71 +67,16 @@ class Finding:
         return f"{self.law}: {self.text}"
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What the laws speak of: a map from parameters, inputs and a state to outputs and the next state."""
-
-    name: str
-    dtype: torch.dtype
-    parameters: Mapping[str, Tensor]
-    earlier: Tensor
-    """Inputs that were read before, (B, some T, ...), so that the laws are tried on a state that holds something."""
-    inputs: Tensor
-    """(B, T, ...)."""
-    initial: State
-    """B rows."""
-    run: Callable[[Mapping[str, Tensor], Tensor, State], tuple[Tensor, State]]
-    output_size: int
-
-    def filled_state(self) -> State:
-        """A state that has read something."""
-        with torch.no_grad():
-            return self.run(self.parameters, self.earlier, self.initial)[1].map(Tensor.clone)
-
-    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        """Outputs and state, without a gradient."""
-        with torch.no_grad():
-            return self.run(self.parameters, inputs, state)
-
-    def differ(self, one: Tensor, other: Tensor) -> str:
-        """How far two tensors are apart, or nothing where they are equal for their dtype."""
-        if one.shape != other.shape:
-            return f"shapes {list(one.shape)} and {list(other.shape)}"
-        if not one.is_floating_point():
-            return "" if torch.equal(one, other) else "unequal numbers"
-        if not one.numel():
-            return ""
-        size, gap = other.abs().max().item(), (one - other).abs().max().item()
-        allowed = TOLERANCES[self.dtype] * (size + 1e-3)
-        return "" if gap <= allowed else f"by {gap:.2g} where the numbers reach {size:.2g}"
-
-    def differ_in(self, one: tuple[Tensor, State], other: tuple[Tensor, State]) -> str:
-        """The first difference between two results."""
-        for name in other[1].tensors:
-            if gap := self.differ(one[1].tensors[name], other[1].tensors[name]):
-                return f"the state {name!r} differs {gap}"
-        gap = self.differ(one[0], other[0])
-        return f"outputs differ {gap}" if gap else ""
-
-
-@dataclass(frozen=True)
-class CellSubject(Subject):
-    """One cell; ``run`` is its scan."""
-
-    cell: Cell
-
-
-@dataclass(frozen=True)
-class ModelSubject(Subject):
-    """A language model; ``run`` gives log-probabilities."""
-
-    model: LanguageModel
-
-
 Law: TypeAlias = Callable[[Any], Iterator[str]]
+_Call: TypeAlias = Callable[[dict[str, Tensor]], object]
 
 
 # What is declared.
+
+
+def declarations(s: Subject) -> Iterator[str]:
+    """What is declared can be made; the subject itself shows it."""
+    yield from ()
 
 
 def count(s: CellSubject | ModelSubject) -> Iterator[str]:
@@ -150,10 +109,10 @@ def form_of_step(s: CellSubject) -> Iterator[str]:
     if not isinstance(step, Step):
         yield f"step returns {type(step).__name__}: return Step(output, state, named)"
         return
-    yield from _form_of_output("step", s, step.output, (_NUM_ROWS, s.output_size), "(batch, output_size)")
+    yield from _form_of_output("step", s, step.output, (NUM_ROWS, s.output_size), "(batch, output_size)")
     yield from _form_of_state("step", s, step.state)
     for name, tensor in step.named.items():
-        if not isinstance(tensor, Tensor) or tensor.shape[:1] != (_NUM_ROWS,):
+        if not isinstance(tensor, Tensor) or tensor.shape[:1] != (NUM_ROWS,):
             yield f"the named intermediate {name!r} is no tensor with the batch first"
 
 
@@ -166,19 +125,19 @@ def form(s: Subject) -> Iterator[str]:
             yield f"{s.name} has time and batch swapped: it must take (batch, time, ...) and return the same order"
             return
         raise
-    if outputs.shape == (_NUM_STEPS, _NUM_ROWS, s.output_size):
+    if outputs.shape == (NUM_STEPS, NUM_ROWS, s.output_size):
         yield f"{s.name} returns outputs with time and batch swapped: return (batch, time, output_size)"
         return
-    yield from _form_of_output(s.name, s, outputs, (_NUM_ROWS, _NUM_STEPS, s.output_size), "(batch, time, output_size)")
+    yield from _form_of_output(s.name, s, outputs, (NUM_ROWS, NUM_STEPS, s.output_size), "(batch, time, output_size)")
     yield from _form_of_state(s.name, s, state.tensors)
 
 
 def _reads_time_first(s: Subject) -> bool:
     try:
         outputs, _ = s.read(s.inputs.transpose(0, 1), s.initial)
-    except Exception:  # then its fault is another one, which the caller reports
+    except (Exception, SystemExit):  # then its fault is another one, which the caller reports
         return False
-    return outputs.shape == (_NUM_STEPS, _NUM_ROWS, s.output_size)
+    return outputs.shape == (NUM_STEPS, NUM_ROWS, s.output_size)
 
 
 def _form_of_output(where: str, s: Subject, output: Tensor, shape: tuple[int, ...], meaning: str) -> Iterator[str]:
@@ -210,6 +169,15 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def form_of_model_step(s: ModelSubject) -> Iterator[str]:
+    """A step gives features (B, F) and a state like the one it was given."""
+    with torch.no_grad():
+        features_BTF, _ = s.model.features(s.inputs, s.initial)
+        features_BF, state = s.model.step(s.inputs[:, 0], s.initial)
+    yield from _form_of_output("step", s, features_BF, (NUM_ROWS, features_BTF.shape[2]), "(batch, features)")
+    yield from _form_of_state("step", s, state.tensors)
+
+
 def probabilities(s: ModelSubject) -> Iterator[str]:
     """Probabilities sum to one, and logits, log-probabilities and losses of the head are three views of the same."""
     head = s.model.head
@@ -225,7 +193,7 @@ def probabilities(s: ModelSubject) -> Iterator[str]:
         expected_BT = -log_probs_BTV.gather(-1, targets_BT.unsqueeze(-1)).squeeze(-1)
         if gap := s.differ(head.nll(features_BTF, targets_BT), expected_BT):
             yield f"head.nll is not minus head.log_probs of the target: they differ {gap}"
-        weight_BT = torch.arange(_NUM_ROWS * _NUM_STEPS, dtype=s.dtype).view_as(targets_BT) / 4
+        weight_BT = torch.arange(NUM_ROWS * NUM_STEPS, dtype=s.dtype).view_as(targets_BT) / 4
         if gap := s.differ(head.nll(features_BTF, targets_BT, weight_BT), expected_BT * weight_BT):
             yield f"head.nll with weights is not the loss times its weight: they differ {gap}"
 
@@ -235,18 +203,21 @@ def probabilities(s: ModelSubject) -> Iterator[str]:
 
 def leaves_its_arguments_alone(s: Subject) -> Iterator[str]:
     """State, parameters and inputs of the caller are never changed."""
-    yield from _changed(s.name, s, lambda state: s.run(s.parameters, s.inputs, State(state)))
+    calls: dict[str, _Call] = {s.name: lambda state: s.run(s.parameters, s.inputs, State(state))}
     if isinstance(s, CellSubject):
-        yield from _changed("step", s, lambda state: s.cell.step(s.parameters, s.inputs[:, 0], state))
+        calls["step"] = lambda state: s.cell.step(s.parameters, s.inputs[:, 0], state)
+    # A filled state shows what zeros hide; a cell may go another way where gradients are taken.
+    tries = product(calls.items(), (False, True), (s.filled_state(), s.initial))
+    yield from dict.fromkeys(line for call, grad, state in tries for line in _changed(*call, s, state, grad))
 
 
-def _changed(where: str, s: Subject, call: Callable[[dict[str, Tensor]], object]) -> Iterator[str]:
-    state = dict(s.initial.map(Tensor.clone).tensors)
+def _changed(where: str, call: _Call, s: Subject, before_call: State, grad: bool) -> Iterator[str]:
+    state = dict(before_call.map(Tensor.clone).tensors)
     given = {f"the caller's state {name!r}": tensor for name, tensor in state.items()}
     given |= {f"the parameter {name!r}": tensor for name, tensor in s.parameters.items()} | {"its input": s.inputs}
     before = {name: tensor.detach().clone() for name, tensor in given.items()}
     handed_in = dict(state)
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         call(handed_in)
     for name, tensor in given.items():
         if not torch.equal(tensor, before[name]):
@@ -269,58 +240,36 @@ def repeats_itself(s: Subject) -> Iterator[str]:
 
 def chunking(s: Subject) -> Iterator[str]:
     """Any chunking of a text gives the outputs, the final state and the gradient of one pass."""
-    for lengths in ((1,) * _NUM_STEPS, (2, 3), (4, 1)):
-        whole, whole_gradients = _with_gradients(s, [_NUM_STEPS])
-        pieces, gradients = _with_gradients(s, lengths)
+    state = s.filled_state()
+    whole, whole_gradients = with_gradients(s, s.inputs, state)
+    for lengths in ([1] * NUM_STEPS, [2, 3], [4, 1]):
+        pieces, gradients = with_gradients(s, s.inputs, state, lengths)
         if gap := s.differ_in(pieces, whole):
             yield f"{s.name} in pieces and in one go: {gap}; start from the state given and return the last one"
             return
-        for name, gradient in whole_gradients.items():
-            if gap := s.differ(gradients[name], gradient):
-                yield f"{s.name} in pieces and in one go: the gradient of {name!r} differs {gap}; detach nothing inside"
-                return
+        if gap := s.differ_in_gradients(gradients, whole_gradients):
+            yield f"{s.name} in pieces and in one go: {gap}; detach nothing inside"
+            return
 
 
-def _with_gradients(s: Subject, lengths: Sequence[int]) -> tuple[tuple[Tensor, State], dict[str, Tensor]]:
-    """Read the inputs in pieces: the result, and the gradient of every parameter."""
-    parameters = _leaves(s.parameters)
-    state = s.filled_state()
-    outputs = []
-    for piece in s.inputs.split(list(lengths), dim=1):
-        output, state = s.run(parameters, piece, state)
-        outputs.append(output)
-    result = (torch.cat(outputs, dim=1), state)
-    return (result[0].detach(), state.detach()), _gradients(_loss(*result), parameters)
-
-
-def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that gradients can be taken for, but for integers, which have none."""
-    return {name: t.detach().clone().requires_grad_(t.is_floating_point()) for name, t in tensors.items()}
-
-
-def _loss(outputs: Tensor, state: State) -> Tensor:
-    """A number that depends on all of a result."""
-    floating = [tensor for tensor in (outputs, *state.tensors.values()) if tensor.is_floating_point()]
-    return torch.stack([tensor.square().sum() for tensor in floating]).sum()
-
-
-def _gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of every floating leaf, zeros where none arrives."""
-    floating = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    if not floating or not loss.requires_grad:
-        return {name: torch.zeros_like(leaf) for name, leaf in floating.items()}
-    found = torch.autograd.grad(loss, list(floating.values()), allow_unused=True, retain_graph=True)
-    return {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(floating.items(), found, strict=True)
-    }
+def sizes(s: Subject) -> Iterator[str]:
+    """A long text and a wide batch give what few steps of few rows at a time give."""
+    seen = s.inputs.flatten(0, 1)
+    for num_rows, num_steps in ((NUM_ROWS, MANY_STEPS), (MANY_ROWS, NUM_STEPS)):
+        inputs = seen[torch.randint(len(seen), (num_rows, num_steps), generator=torch.Generator().manual_seed(1))]
+        state = s.filled_state().select([row % NUM_ROWS for row in range(num_rows)])
+        whole, whole_gradients = with_gradients(s, inputs, state)
+        pieces, gradients = with_gradients(s, inputs, state, NUM_STEPS, NUM_ROWS)
+        if gap := s.differ_in(whole, pieces) or s.differ_in_gradients(whole_gradients, gradients):
+            what = f"{num_steps} steps of {num_rows} rows in one go and {NUM_STEPS} of {NUM_ROWS} at a time"
+            yield f"{s.name} of {what}: {gap}; no length and no number of rows may be a special case"
 
 
 def rows(s: Subject) -> Iterator[str]:
     """Rows of a batch never influence each other, nor does their order or number."""
     state = s.filled_state()
     outputs, after = s.read(s.inputs, state)
-    choices = {"alone": [[row] for row in range(_NUM_ROWS)], "in another order": [[2, 0, 1]], "twice": [[1, 1, 0, 2]]}
+    choices = {"alone": [[row] for row in range(NUM_ROWS)], "in another order": [[2, 0, 1]], "twice": [[1, 1, 0, 2]]}
     for how, selections in choices.items():
         for selection in selections:
             found = s.read(s.inputs[selection], state.select(selection))
@@ -333,19 +282,51 @@ def fast_form(s: CellSubject) -> Iterator[str]:
     """``scan`` and the step, once for each time, agree in outputs, final state and all gradients."""
     results = []
     for scan in (s.cell.scan, s.cell.readable_scan):
-        parameters, state = _leaves(s.parameters), _leaves(s.filled_state().tensors)
-        x = _leaves({"x": s.inputs})
+        parameters, state = leaves_of(s.parameters), leaves_of(s.filled_state().tensors)
+        x = leaves_of({"x": s.inputs})
         outputs, after = scan(parameters, x["x"], state)
         leaves = parameters | x | {f"state {name}": tensor for name, tensor in state.items()}
-        found = _gradients(_loss(outputs, State(after)), leaves)
-        results.append(((outputs.detach(), State(after).detach()), found))
-    (fast, fast_gradients), (readable, readable_gradients) = results
-    if gap := s.differ_in(fast, readable):
-        yield f"scan and the step, once for each time: {gap}; the step is the definition"
+        results.append((outputs, State(after), leaves))
+    yield from _fast_and_readable("scan", s, *results)
+
+
+def fast_form_of_model(s: ModelSubject) -> Iterator[str]:
+    """``features`` and the step, once for each token, agree in outputs, final state and all gradients."""
+    parameters = dict(s.model.named_parameters())
+    results = []
+    for read in (s.model.features, partial(_token_by_token, s.model)):
+        state = leaves_of(s.filled_state().tensors)
+        features_BTF, after = read(s.inputs, State(state))
+        leaves = parameters | {f"state {name}": tensor for name, tensor in state.items()}
+        results.append((features_BTF, after, leaves))
+    yield from _fast_and_readable("features", s, *results)
+
+
+def _token_by_token(model: LanguageModel, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+    features = []
+    for token_B in tokens_BT.unbind(1):
+        features_BF, state = model.step(token_B, state)
+        features.append(features_BF)
+    return torch.stack(features, dim=1), state
+
+
+def _fast_and_readable(
+    name: str,
+    s: Subject,
+    fast: tuple[Tensor, State, Mapping[str, Tensor]],
+    readable: tuple[Tensor, State, Mapping[str, Tensor]],
+) -> Iterator[str]:
+    """Hold two results against each other, each with the leaves that it has gradients for."""
+    what = f"{name} and the step, once for each time"
+    (fast_values, fast_gradients), (values, gradients) = (
+        ((outputs.detach(), state.detach()), gradients_of(loss_of(outputs, state), leaves))
+        for outputs, state, leaves in (fast, readable)
+    )
+    if gap := s.differ_in(fast_values, values):
+        yield f"{what}: {gap}; the step is the definition"
         return
-    for name, gradient in readable_gradients.items():
-        if gap := s.differ(fast_gradients[name], gradient):
-            yield f"scan and the step, once for each time: the gradient of {name!r} differs {gap}"
+    if gap := s.differ_in_gradients(fast_gradients, gradients):
+        yield f"{what}: {gap}"
 
 
 # What gradients do.
@@ -353,10 +334,10 @@ def fast_form(s: CellSubject) -> Iterator[str]:
 
 def detach(s: Subject) -> Iterator[str]:
     """A detached state lets no gradient through to what was read before."""
-    parameters, x = _leaves(s.parameters), _leaves({"x": s.earlier})
+    parameters, x = leaves_of(s.parameters), leaves_of({"x": s.earlier})
     _, state = s.run(parameters, x["x"], s.initial)
-    outputs, after = s.run(_leaves(s.parameters), s.inputs, state.detach())
-    for name, gradient in _gradients(_loss(outputs, after), parameters | x).items():
+    outputs, after = s.run(leaves_of(s.parameters), s.inputs, state.detach())
+    for name, gradient in gradients_of(loss_of(outputs, after), parameters | x).items():
         if gradient.any():
             yield f"a gradient leaks past detach to the earlier {name!r}: keep no tensor on the cell, carry it"
             return
@@ -364,7 +345,7 @@ def detach(s: Subject) -> Iterator[str]:
 
 def gradients(s: Subject) -> Iterator[str]:
     """Every parameter has a part in the result."""
-    _, found = _with_gradients(s, [_NUM_STEPS])
+    _, found = with_gradients(s, s.inputs, s.filled_state())
     for name, gradient in found.items():
         if not gradient.isfinite().all():
             yield f"the gradient of {name!r} is not finite"
@@ -379,7 +360,7 @@ def state_operations(s: Subject) -> Iterator[str]:
     """Selected, stacked, saved and reset states go on as their rows did; no part is left out."""
     state = s.filled_state()
     whole = s.read(s.inputs, state)
-    single = [state.select([row]) for row in range(_NUM_ROWS)]
+    single = [state.select([row]) for row in range(NUM_ROWS)]
     if gap := s.differ_in(s.read(s.inputs, State.stack(single)), whole):
         yield f"going on from a stacked state: {gap}; everything carried must be a declared part of the state"
     if gap := s.differ_in(s.read(s.inputs, State.from_bytes(state.to_bytes(), like=s.initial)), whole):
@@ -392,13 +373,13 @@ def state_operations(s: Subject) -> Iterator[str]:
 
 def resets_inside_a_segment(s: ModelSubject) -> Iterator[str]:
     """Where ``reset_BT`` is true the row's state is initial before the token is read, and only there."""
-    reset_BT = torch.zeros(_NUM_ROWS, _NUM_STEPS, dtype=torch.bool)
+    reset_BT = torch.zeros(NUM_ROWS, NUM_STEPS, dtype=torch.bool)
     reset_BT[0, 0] = reset_BT[1, 2] = reset_BT[2, 2] = reset_BT[2, 4] = True
     before = s.filled_state()
     with torch.no_grad():
         found = s.model.features(s.inputs, before, reset_BT)
         state, features = before, []
-        for time in range(_NUM_STEPS):
+        for time in range(NUM_STEPS):
             state = state.reset(reset_BT[:, time], s.initial)
             feature, state = s.model.features(s.inputs[:, time : time + 1], state)
             features.append(feature)
@@ -411,28 +392,31 @@ def noise(s: ModelSubject) -> Iterator[str]:
     state = s.filled_state()
 
     def features(first: int, last: int) -> Tensor:
-        key = Noise(seed=1, update=7, num_rows=_NUM_ROWS, first_row=first)
+        key = Noise(seed=1, update=7, num_rows=NUM_ROWS, first_row=first)
         with torch.no_grad():
             return s.model.features(s.inputs[first:last], state.select(range(first, last)), noise=key)[0]
 
-    if gap := s.differ(torch.cat([features(0, 1), features(1, _NUM_ROWS)]), features(0, _NUM_ROWS)):
+    if gap := s.differ(torch.cat([features(0, 1), features(1, NUM_ROWS)]), features(0, NUM_ROWS)):
         yield f"dropout of a batch in pieces and in one go differs {gap}: draw masks from the noise handed in alone"
 
 
 MODEL_LAWS: tuple[tuple[Law, ...], ...] = (
+    (declarations,),
     (count, initial_state),
-    (form,),
+    (form, form_of_model_step),
     (leaves_its_arguments_alone, repeats_itself),
     (probabilities, chunking, rows, detach, gradients, state_operations, resets_inside_a_segment, noise),
+    (fast_form_of_model, sizes),
 )
 CELL_LAWS: tuple[tuple[Law, ...], ...] = (
+    (declarations,),
     (count, initial_state),
     (form_of_step,),
     (form,),
     (leaves_its_arguments_alone,),
     (repeats_itself,),
     (chunking, rows, detach, state_operations),
-    (fast_form, gradients),
+    (fast_form, gradients, sizes),
 )
 
 
@@ -446,30 +430,7 @@ def check_model(build: Callable[[torch.dtype], LanguageModel]) -> list[Finding]:
         What is broken; nothing where every law is kept.
     """
 
-    def subject(dtype: torch.dtype) -> ModelSubject:
-        generator = torch.Generator().manual_seed(1)
-        model = build(dtype)
-        for parameter in model.parameters():
-            parameter.data.add_(_nudge(parameter, generator))
-        tokens_BT = torch.randint(model.vocab_size, (_NUM_ROWS, _NUM_EARLIER + _NUM_STEPS), generator=generator)
-
-        def run(parameters: Mapping[str, Tensor], tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
-            logits_BTV, state = functional_call(model, dict(parameters), (tokens_BT, state))
-            return logits_BTV.log_softmax(-1), state
-
-        return ModelSubject(
-            name="the model",
-            dtype=dtype,
-            parameters={name: parameter.detach() for name, parameter in model.named_parameters()},
-            earlier=tokens_BT[:, :_NUM_EARLIER],
-            inputs=tokens_BT[:, _NUM_EARLIER:],
-            initial=model.initial_state(_NUM_ROWS),
-            run=run,
-            output_size=model.vocab_size,
-            model=model,
-        )
-
-    return _check(MODEL_LAWS, subject)
+    return _check(MODEL_LAWS, partial(model_subject, build))
 
 
 def check_cell(kind: str) -> list[Finding]:
@@ -484,7 +445,8 @@ def check_cell(kind: str) -> list[Finding]:
     Raises:
         ConfigError: there is no such cell.
     """
-    if not issubclass(find_cell(kind).Config, CellConfig):
+    settings = find_cell(kind).Config
+    if not isinstance(settings, type) or not issubclass(settings, CellConfig):
         return [Finding("settings", "Config of the cell must be a class derived from elman.config.CellConfig")]
     try:
         configs = small_configs(kind)
@@ -492,6 +454,8 @@ def check_cell(kind: str) -> list[Finding]:
         fault = error.errors()[0]
         setting = ".".join(map(str, fault["loc"])) or "the settings"
         return [Finding("settings", f"{setting}: {fault['msg']}; each setting needs a default that is accepted")]
+    except (Exception, SystemExit) as error:
+        return [Finding("declarations", _in_one_line(error))]
     findings: dict[str, Finding] = {}
     for config in configs:
         for finding in check_config(config):
@@ -501,40 +465,8 @@ def check_cell(kind: str) -> list[Finding]:
 
 def check_config(config: ModelConfig) -> list[Finding]:
     """Hold the model of these settings against the laws, and before it the cell that it is made of."""
-    of_cell = _check(CELL_LAWS, partial(_cell_subject, config)) if isinstance(config, StackConfig) else []
-    return of_cell or check_model(lambda dtype: build_model(config, _VOCAB_SIZE, seed=1, dtype=dtype))
-
-
-def _cell_subject(config: StackConfig, dtype: torch.dtype) -> CellSubject:
-    generator = torch.Generator().manual_seed(1)
-    cell = find_cell(config.kind)(cast(CellConfig, config), config.embedding_size)
-    parameters = {}
-    for name, declared in cell.parameters().items():
-        drawn = declared.initial.draw(declared.shape, generator, dtype)
-        parameters[name] = drawn + _nudge(drawn, generator)
-    x_BTI = torch.randn(_NUM_ROWS, _NUM_EARLIER + _NUM_STEPS, cell.input_size, generator=generator, dtype=dtype)
-    declared_state = cell.state().items()
-
-    def run(parameters: Mapping[str, Tensor], x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
-        outputs_BTH, parts = cell.scan(parameters, x_BTI, state.tensors)
-        return outputs_BTH, State(parts)
-
-    return CellSubject(
-        name="scan",
-        dtype=dtype,
-        parameters=parameters,
-        earlier=x_BTI[:, :_NUM_EARLIER],
-        inputs=x_BTI[:, _NUM_EARLIER:],
-        initial=State({n: torch.full((_NUM_ROWS, *p.shape), p.initial, dtype=dtype) for n, p in declared_state}),
-        run=run,
-        output_size=cell.output_size,
-        cell=cell,
-    )
-
-
-def _nudge(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Small random numbers: a law that holds where biases are zero may not hold elsewhere."""
-    return 0.1 * torch.randn(like.shape, generator=generator, dtype=like.dtype)
+    of_cell = _check(CELL_LAWS, partial(cell_subject, config)) if isinstance(config, StackConfig) else []
+    return of_cell or check_model(lambda dtype: build_model(config, VOCAB_SIZE, seed=1, dtype=dtype))
 
 
 def small_configs(kind: str) -> list[ModelConfig]:
@@ -548,8 +480,19 @@ def small_configs(kind: str) -> list[ModelConfig]:
     for settings in ({**base, **choice} for choice in chosen if choice.keys() <= fields.keys()):
         if settings.get("tie_weights") and not settings.get("output_projection"):
             settings["embedding_size"] = settings["hidden_size"]
+            if not _gives_hidden_size(settings):
+                continue
         configs.append(model_config(settings))
     return configs
+
+
+def _gives_hidden_size(settings: Mapping[str, Any]) -> bool:
+    """Whether the output is ``hidden_size`` wide, without which the output matrix cannot be tied to the embedding."""
+    config = model_config({**settings, "tie_weights": False})
+    if not isinstance(config, StackConfig):
+        return True
+    cell = find_cell(config.kind)(cast(CellConfig, config), config.embedding_size)
+    return cell.output_size == cell.hidden_size
 
 
 def _other_values(field: FieldInfo) -> list[Any]:
@@ -567,24 +510,33 @@ def _check(stages: Sequence[Sequence[Law]], make: Callable[[torch.dtype], Subjec
     """The findings of the first stage that has any; each law gets a subject of its own."""
     for dtype in TOLERANCES:
         for stage in stages:
-            findings = [finding for law in stage for finding in _broken(law, make, dtype)]
-            if findings:
-                return findings
+            if findings := [finding for law in stage for finding in _broken(law, make, dtype)]:
+                return list(dict.fromkeys(findings))
     return []
 
 
 def _broken(law: Law, make: Callable[[torch.dtype], Subject], dtype: torch.dtype) -> list[Finding]:
     name = law.__name__.replace("_", " ")
-    try:
-        return [Finding(name, text) for text in law(make(dtype))]
-    except Exception as error:
-        return [Finding(name, _in_one_line(error))]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_GLOBAL_SEED)
+        before = torch.get_rng_state()
+        try:
+            findings = [Finding(name, text) for text in law(make(dtype))]
+        except (Exception, SystemExit) as error:
+            findings = [Finding(name, _in_one_line(error))]
+        if not torch.equal(before, torch.get_rng_state()):
+            findings.append(Finding("repeats itself", "it draws from torch's global generator, or seeds it: never do"))
+    return findings
 
 
-def _in_one_line(error: Exception) -> str:
+def _in_one_line(error: BaseException) -> str:
     """What was raised, and the last line of the cell's author that led to it."""
+    if isinstance(error, ElmanError):
+        return str(error)
     ours = [Path(torch.__file__).parent, Path(__file__).parents[1]]
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in ours)]
+    files = [f for f in frames if not f.filename.startswith("<")]  # "<frozen ...>" is Python itself
+    theirs = [f for f in files if not any(Path(f.filename).is_relative_to(folder) for folder in ours)]
     where = f"{Path(theirs[-1].filename).name} line {theirs[-1].lineno} raised " if theirs else ""
-    return f"{where}{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return where + what.removesuffix(": ")

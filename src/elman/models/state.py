@@ -1,7 +1,7 @@
 """The state of a language model: everything it carries from one token to the next, as a value.
 
-A state is a named set of tensors, each with the batch (B rows) first. Every operation gives a new state and acts on
-every part of every layer alike; none changes the state it is called on.
+A state is a named set of tensors, each with the batch (B rows) first; there may be none. Every operation gives a new
+state and acts on every part of every layer alike; none changes the state it is called on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,6 @@ class State:
     """Named tensors, each (B, ...)."""
 
     tensors: Mapping[str, Tensor]
-
-    @property
-    def batch_size(self) -> int:
-        """Number of rows B."""
-        return next(iter(self.tensors.values())).shape[0]
 
     @property
     def num_bytes(self) -> int:
@@ -86,7 +81,7 @@ class State:
                 f"this state has the parts {sorted(tensors)}; the model carries {sorted(like.tensors)}"
             )
         rows = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors.values()}
-        if len(rows) != 1 or rows == {0}:
+        if len(rows) > 1 or rows == {0}:
             raise ModelFileError("the parts of this state differ in their number of rows, or have none")
         for name, expected in like.tensors.items():
             tensor = tensors[name]

@@ -14,51 +14,33 @@ import json
 import os
 import re
 import sys
-import tempfile
-import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from elman.config import DataConfig, TextConfig
-from elman.errors import ConfigError, MissingExtraError, TextError, UserError, nearest
+from elman.errors import ConfigError, MissingExtraError, TextError, nearest
+from elman.text.decoding import (
+    MAX_RECORD,
+    InputFile,
+    Spool,
+    decoded,
+    decoded_raw,
+    is_valid_utf8,
+    lines_of,
+    with_line_feeds,
+    with_line_feeds_across,
+)
 
-_BLOCK_BYTES = 1 << 18
 _MAX_PIECE = 1 << 20
-_MAX_RECORD = 1 << 26
 _DEFAULT_FIELD = "text"
-_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_KINDS: Mapping[str, Literal["jsonl", "csv", "tsv", "parquet"]] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
 _PART = re.compile(
     r"(?:[^.]+\.)?(train|valid|test)\.(?:txt|tokens|raw|jsonl|ndjson|csv|tsv|parquet)(?:\.(?:gz|bz2|xz|zst))?"
-)
-_UTF8_NAMES = ("utf-8", "utf-8-sig")
-_WIDE_BOMS = (  # the four-byte ones first, for UTF-32 LE begins as UTF-16 LE does
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-_BINARY = (
-    (b"\x1f\x8b", "gzip data"),
-    (b"BZh", "bzip2 data"),
-    (b"\xfd7zXZ", "xz data"),
-    (b"\x28\xb5\x2f\xfd", "zstd data"),
-    (b"PK\x03\x04", "a zip archive or office document"),
-    (b"%PDF", "a PDF"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
 )
 
 
@@ -119,6 +101,21 @@ def utf8(text: str) -> bytes:
         ) from None
 
 
+def refuse_wild_name(path: str) -> None:
+    """Refuse the name of a file that is no text: neither settings nor results that hold it could be saved.
+
+    Raises:
+        TextError: if the name is not UTF-8.
+    """
+    if _shown(path) != path:
+        raise TextError(f"the name of {_shown(path)} is not UTF-8; rename it")
+
+
+def _shown(path: str) -> str:
+    """The name of a file, its bytes that are no UTF-8 as ``\\xff``."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def open_files(data: DataConfig, text: TextConfig, *, raw: bool = False, names: Iterable[str] = ()) -> Corpus:
     """Find the files that `data.corpus` names; nothing is read yet, but standard input is copied to a temporary file.
 
@@ -136,12 +133,15 @@ def open_files(data: DataConfig, text: TextConfig, *, raw: bool = False, names: 
     """
     try:
         b" ".decode(text.encoding, "replace")  # refuses codecs that give no text, too
-    except LookupError:
+    except (LookupError, ValueError):
         raise ConfigError(
-            f"text.encoding {text.encoding!r} is unknown{nearest(text.encoding, _COMMON_ENCODINGS)}, ..."
+            f"text.encoding {text.encoding!r} is unknown or gives no text"
+            f"{nearest(text.encoding, _COMMON_ENCODINGS)}, ..."
         ) from None
     if not data.corpus or data.corpus.count("-") > 1:
         raise ConfigError("data.corpus must name at least one file, and '-' at most once")
+    for spec in data.corpus:
+        refuse_wild_name(spec)
     name = data.corpus[0] + (f" and {len(data.corpus) - 1} more" if len(data.corpus) > 1 else "")
     try:
         parts, notes = _given_parts(data.corpus)
@@ -150,6 +150,8 @@ def open_files(data: DataConfig, text: TextConfig, *, raw: bool = False, names: 
     except (OSError, RuntimeError) as error:  # the latter from ~name of nobody
         raise TextError(f"cannot open {name[:200]!r}: {getattr(error, 'strerror', None) or error}") from None
     files = [file for part in parts.values() for file in part]
+    for file in files:
+        refuse_wild_name(file.name)
     if data.field is not None and all(file.kind == "text" for file in files):
         raise ConfigError(
             f"data.field {data.field!r} has no meaning for plain text, only for .jsonl, .csv and .parquet"
@@ -173,48 +175,7 @@ _COMMON_ENCODINGS = (
 )
 
 
-class _Spool:
-    """A temporary file with a copy of a stream, removed with this object."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        handle, name = tempfile.mkstemp(prefix="elman-")
-        self.path = Path(name)
-        weakref.finalize(self, self.path.unlink, missing_ok=True)
-        digest = hashlib.sha256()
-        with os.fdopen(handle, "wb") as copy:
-            while block := stream.read(_BLOCK_BYTES):
-                digest.update(block)
-                copy.write(block)
-        self.sha256 = digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    name: str
-    spool: _Spool | None = None
-
-    @property
-    def _suffixes(self) -> tuple[str, str]:
-        *_, inner, last = ["", "", *Path(self.name.lower()).suffixes]
-        return (inner, last) if last in _COMPRESSIONS else (last, "")
-
-    @property
-    def kind(self) -> Literal["text", "jsonl", "csv", "tsv", "parquet"]:
-        return _KINDS.get(self._suffixes[0], "text")
-
-    @property
-    def compression(self) -> str:
-        return self._suffixes[1]
-
-    def fingerprint(self) -> list[Any]:
-        if self.spool is not None:
-            return [self.name, self.spool.sha256]
-        status = self.path.stat()
-        return [str(self.path.resolve()), status.st_size, status.st_mtime_ns]
-
-
-def _find(spec: str, names: Iterable[str]) -> list[_File]:
+def _find(spec: str, names: Iterable[str]) -> list[InputFile]:
     """The files that one word of the specification stands for."""
     if spec == "-":
         if sys.stdin is None:
@@ -224,7 +185,7 @@ def _find(spec: str, names: Iterable[str]) -> list[_File]:
     if path.is_dir():
         return _files_below(path)
     if path.is_file():
-        return [_File(path, spec)]
+        return [InputFile(path, spec)]
     if path.is_fifo():
         with path.open("rb") as stream:
             return [_spooled(stream, spec)]
@@ -235,7 +196,7 @@ def _find(spec: str, names: Iterable[str]) -> list[_File]:
         found = sorted(name for name in matches if Path(name).is_file())
         if not found:
             raise TextError(f"no file matches {spec!r}; '**' matches folders at any depth")
-        return [_File(Path(name), name) for name in found]
+        return [InputFile(Path(name), name) for name in found]
     siblings = [sibling.name for sibling in islice(path.parent.iterdir(), 1000)] if path.parent.is_dir() else []
     match = get_close_matches(path.name, [*siblings, *names], n=1)
     raise TextError(
@@ -244,32 +205,32 @@ def _find(spec: str, names: Iterable[str]) -> list[_File]:
     )
 
 
-def _spooled(stream: IO[bytes], name: str) -> _File:
-    spool = _Spool(stream)
-    return _File(spool.path, name, spool)
+def _spooled(stream: IO[bytes], name: str) -> InputFile:
+    spool = Spool(stream)
+    return InputFile(spool.path, name, spool)
 
 
-def _files_below(folder: Path) -> list[_File]:
+def _files_below(folder: Path) -> list[InputFile]:
     found = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [path for name in names if not name.startswith(".") and (path := Path(parent, name)).is_file()]
     if not found:
         raise TextError(f"the folder {folder} holds no files; hidden ones are left out")
-    return [_File(path, str(path)) for path in sorted(found, key=lambda path: path.relative_to(folder).as_posix())]
+    return [InputFile(path, str(path)) for path in sorted(found, key=lambda path: path.relative_to(folder).as_posix())]
 
 
-def _given_parts(specs: tuple[str, ...]) -> tuple[dict[str, list[_File]], list[str]]:
+def _given_parts(specs: tuple[str, ...]) -> tuple[dict[str, list[InputFile]], list[str]]:
     """The parts of a folder that holds a training file and others, and a remark on what else it holds."""
     folder = Path(specs[0]).expanduser()
     if len(specs) > 1 or not folder.is_dir():
         return {}, []
-    parts: dict[str, list[_File]] = {}
+    parts: dict[str, list[InputFile]] = {}
     others = []
     for path in sorted(folder.iterdir()):
         match = _PART.fullmatch(path.name)
         if match and path.is_file():
-            parts.setdefault(match[1], []).append(_File(path, str(path)))
+            parts.setdefault(match[1], []).append(InputFile(path, str(path)))
         elif not path.name.startswith("."):
             others.append(path.name)
     if "train" not in parts or len(parts) == 1:
@@ -280,14 +241,14 @@ def _given_parts(specs: tuple[str, ...]) -> tuple[dict[str, list[_File]], list[s
     order = [part for part in ("train", "valid", "test") if part in parts]
     notes = [f"{folder} gives {', '.join(order)}, which are used as they are"]
     if others:
-        notes.append(f"left out of {folder}: {', '.join(others[:5])}{' ...' if len(others) > 5 else ''}")
+        notes.append(f"left out of {folder}: {', '.join(map(_shown, others[:5]))}{' ...' if len(others) > 5 else ''}")
     return {part: parts[part] for part in order}, notes
 
 
 class _FileSource(Source):
     """The documents of some files."""
 
-    def __init__(self, files: list[_File], data: DataConfig, text: TextConfig, raw: bool, notes: list[str]) -> None:
+    def __init__(self, files: list[InputFile], data: DataConfig, text: TextConfig, raw: bool, notes: list[str]) -> None:
         self.files = files
         self.field = data.field or _DEFAULT_FIELD
         self.config = text
@@ -307,16 +268,16 @@ class _FileSource(Source):
             yield from without_empty(self._documents(file, tally), tally)
         self._report = self._remarks(tally)
 
-    def _documents(self, file: _File, tally: Counter[str]) -> Iterator[Piece]:
+    def _documents(self, file: InputFile, tally: Counter[str]) -> Iterator[Piece]:
         """Pieces of one file's documents; they may be empty."""
         if file.kind == "text":
-            if self.raw and not _is_utf8(file):
+            if self.raw and not is_valid_utf8(file):
                 tally["raw files"] += 1
-                texts = _decoded_raw(file)
+                texts = decoded_raw(file)
             else:
-                texts = _decoded(file, self.config, tally)
+                texts = decoded(file, self.config, tally)
                 if self.config.newlines == "lf":
-                    texts = _with_line_feeds_across(texts, tally)
+                    texts = with_line_feeds_across(texts, tally)
             separator = self.config.document_separator
             yield from as_pieces(texts) if separator is None else separated(texts, separator, tally)
             return
@@ -331,11 +292,11 @@ class _FileSource(Source):
                 )
             if not value.isascii():
                 _refuse_surrogates(value, where)
-            document = _with_line_feeds(value, tally) if self.config.newlines == "lf" else value
+            document = with_line_feeds(value, tally) if self.config.newlines == "lf" else value
             yield from as_pieces((document,)) if len(document) > _MAX_PIECE else (Piece(document, True),)
 
-    def _json_rows(self, file: _File, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
-        for number, line in enumerate(_lines(file, self.config, tally), 1):
+    def _json_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
+        for number, line in enumerate(lines_of(file, self.config, tally), 1):
             if not line.strip():
                 continue
             where = f"{file.name}, line {number}"
@@ -353,8 +314,8 @@ class _FileSource(Source):
                 raise TextError(self._no_field(where, row))
             yield where, row[self.field]
 
-    def _csv_rows(self, file: _File, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
-        lines = (line + "\n" for line in _lines(file, self.config, tally))
+    def _csv_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
+        lines = (line + "\n" for line in lines_of(file, self.config, tally))
         reader = csv.reader(lines, delimiter="\t" if file.kind == "tsv" else ",", strict=True)
         rows = _csv_batches(reader, file)
         header = next(rows, None)
@@ -370,7 +331,7 @@ class _FileSource(Source):
                 )
             yield file.name, row[column]
 
-    def _parquet_rows(self, file: _File, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
+    def _parquet_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
         try:
             import pyarrow  # type: ignore[import-untyped]
             from pyarrow import parquet
@@ -436,167 +397,6 @@ def as_pieces(texts: Iterable[str]) -> Iterator[Piece]:
         yield Piece("", True)
 
 
-def _blocks(file: _File) -> Iterator[bytes]:
-    """The bytes of a file, decompressed."""
-    try:
-        with _opened(file) as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                yield block
-    except UserError:
-        raise
-    except Exception as error:  # each decompressor has errors of its own
-        if isinstance(error, OSError) and error.strerror:
-            raise TextError(f"{file.name}: {error.strerror}") from None
-        raise TextError(f"{file.name} is damaged, or not a {file.compression or 'plain'} file: {error}") from None
-
-
-def _opened(file: _File) -> Any:  # the decompressors' readers have no type in common
-    match file.compression:
-        case ".gz":
-            import gzip
-
-            return gzip.open(file.path)
-        case ".bz2":
-            import bz2
-
-            return bz2.open(file.path)
-        case ".xz":
-            import lzma
-
-            return lzma.open(file.path)
-        case ".zst":
-            try:
-                import zstandard
-            except ImportError:
-                raise MissingExtraError("zstandard", "data", f"reading {file.name}") from None
-            if not _zstd_is_whole(file.path):
-                raise EOFError("the data end inside a frame")
-            return zstandard.ZstdDecompressor().stream_reader(file.path.open("rb"), read_across_frames=True)
-    return file.path.open("rb")
-
-
-def _zstd_is_whole(path: Path) -> bool:
-    """Whether the last zstd frame is complete, which the library's reader does not tell; reads block headers only."""
-    import zstandard
-
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        while (start := stream.tell()) < size:
-            head = stream.read(18)
-            if head[1:4] == b"\x2a\x4d\x18":
-                stream.seek(start + 8 + int.from_bytes(head[4:8], "little"))
-                continue
-            stream.seek(start + zstandard.frame_header_size(head))
-            is_last = False
-            while not is_last:
-                block = stream.read(3)
-                if len(block) < 3:
-                    return False
-                header = int.from_bytes(block, "little")
-                is_last = bool(header & 1)
-                stream.seek(1 if header >> 1 & 3 == 1 else header >> 3, os.SEEK_CUR)
-            stream.seek(4 * zstandard.get_frame_parameters(head).has_checksum, os.SEEK_CUR)
-        return stream.tell() == size
-
-
-def _decoded_raw(file: _File) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    for block in _blocks(file):
-        yield decoder.decode(block)
-    yield decoder.decode(b"", True)
-
-
-def _is_utf8(file: _File) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for block in _blocks(file):
-            decoder.decode(block)
-        decoder.decode(b"", True)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _decoded(file: _File, config: TextConfig, tally: Counter[str]) -> Iterator[str]:
-    """The text of a file in blocks, decoded strictly, its byte order mark removed where that is asked for."""
-    decoder = codecs.getincrementaldecoder(config.encoding)()
-    is_utf8 = codecs.lookup(config.encoding).name in _UTF8_NAMES
-    num_bytes = 0
-    at_start = True
-    for block in chain(_blocks(file), (b"",)):
-        if is_utf8:
-            if num_bytes == 0:
-                _refuse_wide_encodings(block, file)
-            tally["nul"] += block.count(0)
-            tally["bytes"] += len(block)
-        held_back = len(decoder.getstate()[0])
-        try:
-            text = decoder.decode(block, not block)
-        except UnicodeDecodeError as error:
-            offset = num_bytes - held_back + error.start
-            raise TextError(_undecodable(file, config.encoding, offset, error.object[error.start])) from None
-        except UnicodeError as error:
-            raise TextError(f"{file.name} is not {config.encoding}: {error}; choose with --text.encoding") from None
-        num_bytes += len(block)
-        if at_start and text:
-            at_start = False
-            if text[0] == "\ufeff":
-                tally["boms"] += file.kind == "text"
-                text = text if config.bom == "keep" and file.kind == "text" else text[1:]
-        yield text
-
-
-def _refuse_wide_encodings(head: bytes, file: _File) -> None:
-    for mark, encoding in _WIDE_BOMS:
-        if head.startswith(mark):
-            raise TextError(
-                f"{file.name} begins with the byte order mark of {encoding.upper()}; give --text.encoding {encoding}"
-            )
-
-
-def _undecodable(file: _File, encoding: str, offset: int, byte: int) -> str:
-    """What is said of a byte that does not fit the encoding; the file is read again to find its line."""
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    head, seen = b"", 0
-    line_feeds = returns = 0
-    for block in _blocks(file):
-        head = head or block[:8192]
-        before = decoder.decode(block[: offset - seen])
-        line_feeds += before.count("\n")
-        returns += before.count("\r")
-        seen += len(block)
-        if seen > offset:
-            break
-    for magic, what in _BINARY:
-        if head.startswith(magic):
-            return f"{file.name} looks like {what}, not text; name the text files alone, as by 'folder/**/*.txt'"
-    where = f"{file.name}: byte {byte:#04x} at offset {offset}, line {1 + (line_feeds or returns)}, is not {encoding}"
-    if b"\0" in head:
-        return f"{where}; it looks like a binary file: leave it out, or model its bytes (--tokenizer.level byte)"
-    other = "cp1252" if codecs.lookup(encoding).name in _UTF8_NAMES else "utf-8"
-    return f"{where}; give its encoding (--text.encoding {other}), or model its bytes (--tokenizer.level byte)"
-
-
-def _with_line_feeds(text: str, tally: Counter[str]) -> str:
-    """Turn CR LF and lone CR into LF."""
-    if "\r" not in text:
-        return text
-    pairs = text.count("\r\n")
-    tally["crlf"] += pairs
-    tally["cr"] += text.count("\r") - pairs
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _with_line_feeds_across(texts: Iterable[str], tally: Counter[str]) -> Iterator[str]:
-    """The same for a text in blocks, where a CR may end one block and its LF begin the next."""
-    held_back = ""
-    for block in texts:
-        text = held_back + block
-        held_back = "\r" if text.endswith("\r") else ""
-        yield _with_line_feeds(text.removesuffix("\r"), tally)
-    yield _with_line_feeds(held_back, tally)
-
-
 def separated(texts: Iterable[str], separator: str, tally: Counter[str]) -> Iterator[Piece]:
     """Cut a text into documents at each separator, which may lie across two blocks."""
     rest, starts = "", True
@@ -614,24 +414,10 @@ def separated(texts: Iterable[str], separator: str, tally: Counter[str]) -> Iter
     yield Piece(rest, starts)
 
 
-def _lines(file: _File, config: TextConfig, tally: Counter[str]) -> Iterator[str]:
-    """The lines of a structured file, without their line feeds; only LF ends a line."""
-    rest = ""
-    for text in _decoded(file, config, tally):
-        *lines, rest = (rest + text).split("\n")
-        yield from lines
-        if len(rest) > _MAX_RECORD:
-            raise TextError(
-                f"{file.name} has a line of more than {_MAX_RECORD:,} characters; every line must be one record"
-            )
-    if rest:
-        yield rest
-
-
-def _csv_batches(reader: Any, file: _File) -> Iterator[list[str]]:
+def _csv_batches(reader: Any, file: InputFile) -> Iterator[list[str]]:
     """Rows of a CSV reader, blank ones left out; the module's limit on a field is lifted only while rows are read."""
     while True:
-        limit = csv.field_size_limit(_MAX_RECORD)
+        limit = csv.field_size_limit(MAX_RECORD)
         try:
             rows = list(islice(reader, 64))
         except csv.Error as error:

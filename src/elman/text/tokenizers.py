@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back, at the level of characters, bytes, words or byte pairs (BPE).
+"""Tokenizers: text to ids and back. Their interface, and those at the level of characters, bytes and words.
 
 All share one interface and one boundary token, are trained on the training part alone, are saved as plain JSON inside
 the model file, and give the same ids wherever a text that arrives in pieces is cut.
@@ -7,26 +7,19 @@ the model file, and give the same ids wherever a text that arrives in pieces is 
 from __future__ import annotations
 
 import codecs
-import json
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property, partial
-from itertools import accumulate, chain, islice, pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from elman.config import TokenizerConfig
-from elman.errors import ConfigError, ElmanError, ModelFileError, TextError, UserError, nearest
+from elman.errors import ConfigError, TextError
 from elman.text.sources import Piece, utf8
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 BOUNDARY = "<|endoftext|>"
 """The token before every document: the first token of a text is predicted from it."""
@@ -39,10 +32,12 @@ Unknown: TypeAlias = Literal["error", "token", "skip"]
 """What `encode` does with text that the vocabulary lacks: refuse it, read it as `<unk>`, or leave it out."""
 Ids: TypeAlias = npt.NDArray[np.int64]
 
-_DEFAULT_BPE_SIZE = 8192
+MAX_VOCABULARY_SIZE = 1 << 24
+"""More ids than this are refused in files that others wrote."""
+
+_UNITS = {"char": "characters", "byte": "bytes", "word": "words", "bpe": "pieces"}
 _MAX_WORD_LENGTH = 1 << 24
 _BATCH = 1 << 16
-_MAX_VOCABULARY_SIZE = 1 << 24
 
 
 class Decoder(ABC):
@@ -107,8 +102,8 @@ class Tokenizer(ABC):
         missing = self.unknown_characters("".join(piece.text for piece in pieces))
         shown = ", ".join(map(repr, missing[:10])) + (" ..." if len(missing) > 10 else "")
         raise TextError(
-            f"the vocabulary of {self.size} lacks {len(missing)} {'words' if self.level == 'word' else 'characters'} "
-            f"of the text: {shown}; --unknown skip leaves them out, --unknown token reads them as {UNKNOWN}"
+            f"the vocabulary of {self.size} lacks {len(missing)} {_UNITS[self.level]} of the text: {shown}; "
+            f"--unknown skip leaves them out, --unknown token reads them as {UNKNOWN}"
         )
 
     def _with_boundaries(self, ids: Ids, pieces: Sequence[Piece], lengths: Sequence[int]) -> Ids:
@@ -118,7 +113,7 @@ class Tokenizer(ABC):
         return np.insert(ids, where, self.boundary_id) if where else ids
 
     def unknown_characters(self, text: str) -> list[str]:
-        """The characters, or words at word level, that the vocabulary lacks, each once, sorted."""
+        """The characters that the vocabulary lacks, each once, sorted; words or longer pieces where it holds such."""
         return sorted(character for character in set(text) if self._lacks(character))
 
     def _lacks(self, character: str) -> bool:
@@ -158,7 +153,7 @@ def _batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _recut(pieces: Iterable[Piece], complete: Callable[[str], int]) -> Iterator[Piece]:
+def recut(pieces: Iterable[Piece], complete: Callable[[str], int]) -> Iterator[Piece]:
     """Move the cuts between pieces of a document to places where nothing depends on what follows."""
     rest, starts = "", False
     for piece in pieces:
@@ -230,7 +225,7 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4"))
 
 
-class _ByteDecoder(Decoder):
+class ByteDecoder(Decoder):
     """Joins the bytes of ids to characters; an entry that is text already, a special token, stands alone."""
 
     def __init__(self, entries: Sequence[bytes | str]) -> None:
@@ -255,7 +250,7 @@ class ByteTokenizer(Tokenizer):
     _entries: tuple[bytes | str, ...] = (*(bytes([value]) for value in range(256)), BOUNDARY)
 
     def __init__(self) -> None:
-        self.vocabulary = _readable(self._entries)
+        self.vocabulary = readable(self._entries)
 
     def _ids(self, pieces: Sequence[Piece]) -> Ids:
         encoded = [utf8(piece.text) for piece in pieces]
@@ -263,13 +258,14 @@ class ByteTokenizer(Tokenizer):
         return self._with_boundaries(ids, pieces, list(map(len, encoded)))
 
     def decoder(self) -> Decoder:
-        return _ByteDecoder(self._entries)
+        return ByteDecoder(self._entries)
 
     def to_dict(self) -> dict[str, Any]:
         return {"level": "byte"}
 
 
-def _readable(entries: Iterable[bytes | str]) -> tuple[str, ...]:
+def readable(entries: Iterable[bytes | str]) -> tuple[str, ...]:
+    """The vocabulary of tokens that stand for bytes or for text."""
     return tuple(e.decode("utf-8", "backslashreplace") if isinstance(e, bytes) else e for e in entries)
 
 
@@ -299,19 +295,19 @@ class WordTokenizer(Tokenizer):
     level = "word"
     unknown_id = 1
     lossless = False
-    _special = (BOUNDARY, UNKNOWN, END_OF_LINE)
+    special = (BOUNDARY, UNKNOWN, END_OF_LINE)
 
     def __init__(self, words: Iterable[str]) -> None:
-        self.vocabulary = (*self._special, *words)
+        self.vocabulary = (*self.special, *words)
         self._id_of_word = {word: i for i, word in enumerate(self.vocabulary) if word not in (BOUNDARY, END_OF_LINE)}
 
     @classmethod
     def train(cls, config: TokenizerConfig, pieces: Iterable[Piece]) -> WordTokenizer:
         """Take the words of a text that occur `min_count` times, the most frequent ones up to `max_size`."""
         counts: Counter[str] = Counter()
-        for piece in _recut(pieces, _whole_words):
+        for piece in recut(pieces, _whole_words):
             counts.update(piece.text.split())
-        kept = [(-n, word) for word, n in counts.items() if n >= config.min_count and word not in cls._special]
+        kept = [(-n, word) for word, n in counts.items() if n >= config.min_count and word not in cls.special]
         return cls(word for _, word in sorted(kept)[: _room(config, special=3)])
 
     def _ids(self, pieces: Sequence[Piece]) -> Ids:
@@ -328,7 +324,7 @@ class WordTokenizer(Tokenizer):
         return np.array(ids, np.int64)
 
     def _recut(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
-        return _recut(pieces, _whole_words)
+        return recut(pieces, _whole_words)
 
     def unknown_characters(self, text: str) -> list[str]:
         return sorted(set(text.split()) - self._id_of_word.keys())
@@ -351,341 +347,6 @@ def _whole_words(text: str) -> int:
             "use --tokenizer.level char, byte or bpe"
         )
     return len(text) - last_word
-
-
-# A long text is encoded in chunks, cut where a space follows something that is no white space, for no usual
-# pre-tokenizer joins the two. Where no such place comes, the cut is at 16 times the length. The cuts follow from the
-# document alone, never from the pieces in which it arrives.
-_CHUNK = 1 << 14
-_CUT = re.compile(r"\S(?= )")
-_LOSSLESS_PRE_TOKENIZERS = {"ByteLevel", "Split", "Digits", "Punctuation"}
-_PROBE = (
-    " a  b\t\n\r\n \x00\x7f It's 1234 ÄÖß e\u0301 \u00e9 ﬁ Ａ İ ǅ Ω \u1e9b\u0323 漢字 かな 한글 ไทย العربية हिन्दी"
-    " 👩\u200d👩\u200d👧 \u2028\u200b\ufeff\ufffd \U0010ffff ▁ Ġ ## </w> <unk> [UNK] \n "
-)
-
-
-def _chunk_ends(text: str, size: int) -> list[int]:
-    ends, start = [], 0
-    while len(text) - start > size:
-        longest = start + 16 * size
-        if match := _CUT.search(text, start + size - 1, longest + 1):
-            start = match.end()
-        elif len(text) > longest:
-            start = longest
-        else:
-            break
-        ends.append(start)
-    return ends
-
-
-def _last_chunk_end(text: str, size: int) -> int:
-    return (_chunk_ends(text, size) or [0])[-1]
-
-
-def _chunks(text: str, size: int) -> list[str]:
-    ends = [0, *_chunk_ends(text, size), len(text)]
-    return [text[start:end] for start, end in pairwise(ends)]
-
-
-class _WindowDecoder(Decoder):
-    """Decodes the last few ids again and again, for tokenizers whose tokens' texts depend on their neighbours."""
-
-    window = 64
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self.decode = decode
-        self.ids: list[int] = []
-        self.said = ""
-
-    def feed(self, token: int) -> str:
-        self.ids.append(token)
-        text = self.decode(self.ids)
-        if text.endswith("\ufffd") or not text.startswith(self.said):
-            return ""
-        new, self.said = text[len(self.said) :], text
-        if len(self.ids) > self.window:
-            self.ids = self.ids[-self.window // 2 :]
-            self.said = self.decode(self.ids)
-        return new
-
-    def flush(self) -> str:
-        return self.decode(self.ids)[len(self.said) :]
-
-
-class BPETokenizer(Tokenizer):
-    """Byte pair encoding over UTF-8 bytes, trained here, or any `tokenizer.json` of Hugging Face's `tokenizers`.
-
-    Special tokens are not recognised inside a text. The boundary is added where the file lacks it. Long texts are
-    encoded in chunks of some 16,000 characters that end before a space. `lossless` is true only for byte-level BPE
-    without a normaliser that gives a varied probe text back unchanged.
-    """
-
-    level = "bpe"
-
-    def __init__(self, serialized: str) -> None:
-        """Build from the text of a `tokenizer.json`.
-
-        Raises:
-            ModelFileError: if it is not a valid one.
-        """
-        from tokenizers import AddedToken
-        from tokenizers import Tokenizer as HuggingFaceTokenizer
-
-        with _one_error(ModelFileError, "not a usable tokenizer.json"):
-            settings = json.loads(serialized)
-            settings |= {"truncation": None, "padding": None}
-            settings["model"] |= {"dropout": None} if "dropout" in settings["model"] else {}
-            _refuse_wild_ids(settings)
-            hub = HuggingFaceTokenizer.from_str(json.dumps(settings))
-            hub.add_special_tokens([AddedToken(BOUNDARY, special=True, normalized=False)])
-            hub.encode_special_tokens = True
-            self._hub: HuggingFaceTokenizer = hub
-            self._settings: dict[str, Any] = json.loads(hub.to_str())
-            self._read_vocabulary()
-            probe = self.decode(self.encode(_PROBE, unknown="token"))
-        self.lossless = self._keeps_text and probe == _PROBE
-
-    def _read_vocabulary(self) -> None:
-        model, added = self._settings["model"], self._settings["added_tokens"]
-        ids = self._hub.get_vocab(with_added_tokens=True)
-        size = max(ids.values()) + 1
-        tokens = [""] * size
-        for token, i in ids.items():
-            tokens[i] = token
-        self.boundary_id = ids[BOUNDARY]
-        unknown = ids.get(model.get("unk_token") or "", model.get("unk_id"))
-        self.unknown_id = None if self._is_byte_level else unknown
-        byte_of = _byte_letters()
-        texts = {token["id"]: token["content"] for token in added}
-        self._entries: list[bytes | str] = [
-            BOUNDARY if i == self.boundary_id
-            else texts[i].encode() if i in texts
-            else bytes(byte_of[letter] for letter in token) if self._is_byte_level and byte_of.keys() >= set(token)
-            else token
-            for i, token in enumerate(tokens)
-        ]  # fmt: skip
-        self.vocabulary = _readable(self._entries)
-
-    @cached_property
-    def _is_byte_level(self) -> bool:
-        """Whether each id stands for fixed bytes, and all bytes have one."""
-        model, decoder = self._settings["model"], self._settings["decoder"] or {}
-        return (
-            model["type"] == "BPE"
-            and decoder.get("type") == "ByteLevel"
-            and not model.get("continuing_subword_prefix")
-            and not model.get("end_of_word_suffix")
-            and model["vocab"].keys() >= _byte_letters().keys()
-        )
-
-    @property
-    def _keeps_text(self) -> bool:
-        before = self._settings["pre_tokenizer"] or {"type": "none"}
-        steps = before["pretokenizers"] if before["type"] == "Sequence" else [before]
-        return (
-            self._is_byte_level
-            and self._settings["normalizer"] is None
-            and all(step["type"] in _LOSSLESS_PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in steps)
-            and any(step["type"] == "ByteLevel" for step in steps)
-            and not any(step.get("add_prefix_space") for step in steps)
-            and not any(token["lstrip"] or token["rstrip"] for token in self._settings["added_tokens"])
-        )
-
-    @classmethod
-    def train(cls, config: TokenizerConfig, pieces: Iterable[Piece]) -> BPETokenizer:
-        """Learn merges inside words on an even sample of `sample_bytes`; all 256 bytes are in the vocabulary."""
-        from tokenizers import Tokenizer as HuggingFaceTokenizer
-        from tokenizers import decoders, models, pre_tokenizers, trainers
-
-        size = config.max_size or _DEFAULT_BPE_SIZE
-        if size < 257:
-            raise ConfigError(f"tokenizer.max_size {size} is too small for bpe: at least 257, all bytes and {BOUNDARY}")
-        hub = HuggingFaceTokenizer(models.BPE())
-        hub.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        hub.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=size,
-            min_frequency=2,
-            special_tokens=[BOUNDARY],
-            initial_alphabet=sorted(_byte_letters()),
-            show_progress=False,
-        )
-        hub.train_from_iterator(_even_sample(pieces, config.sample_bytes), trainer)
-        return cls(hub.to_str())
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> BPETokenizer:
-        """Read an existing `tokenizer.json`."""
-        try:
-            return cls(Path(path).expanduser().read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ModelFileError(f"tokenizer.path {path}: {error.strerror or error}") from None
-        except (ModelFileError, UnicodeDecodeError) as error:
-            raise ModelFileError(f"tokenizer.path {path}: {error}") from None
-
-    def _ids(self, pieces: Sequence[Piece]) -> Ids:
-        chunks = [_chunks(piece.text, _CHUNK) for piece in pieces]
-        with _one_error(TextError, "the tokenizer cannot encode this text"):
-            encodings = iter(self._hub.encode_batch_fast(list(chain.from_iterable(chunks)), add_special_tokens=False))
-        ids: list[int] = []
-        lengths = []
-        for of_piece in chunks:
-            start = len(ids)
-            for encoding in islice(encodings, len(of_piece)):
-                ids.extend(encoding.ids)
-            lengths.append(len(ids) - start)
-        found = np.array(ids, np.int64)
-        if (found == self.boundary_id).any():
-            raise TextError(f"this tokenizer reads a literal {BOUNDARY} in a text as the boundary; remove it")
-        if self.unknown_id is not None:
-            found[found == self.unknown_id] = -1
-        return self._with_boundaries(found, pieces, lengths)
-
-    def _recut(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
-        return _recut(pieces, partial(_last_chunk_end, size=_CHUNK))
-
-    def unknown_characters(self, text: str) -> list[str]:
-        return super().unknown_characters(text) or sorted(filter(self._lacks, set(text.split())))
-
-    def decoder(self) -> Decoder:
-        if self._is_byte_level:
-            return _ByteDecoder(self._entries)
-        return _WindowDecoder(partial(self._hub.decode, skip_special_tokens=False))
-
-    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
-        if self._is_byte_level:
-            return super().decode(ids)
-        return self._hub.decode(self._checked(ids), skip_special_tokens=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"level": "bpe", "tokenizer": self._settings}
-
-
-def _refuse_wild_ids(settings: dict[str, Any]) -> None:
-    """Keep a few tokens with huge ids from filling the memory, and two tokens from sharing an id."""
-    vocabulary = settings["model"]["vocab"]
-    ids = list(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary)))
-    if len(set(ids)) < len(ids):
-        raise ValueError("two tokens have one id")
-    ids += [token["id"] for token in settings.get("added_tokens") or ()]
-    if max(ids, default=0) > min(2 * len(ids) + 1024, _MAX_VOCABULARY_SIZE):
-        raise ValueError(f"the largest id is {max(ids)}, for {len(ids)} tokens")
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letter by which byte-level BPE writes each byte: printable Latin-1 for itself, others from U+0100 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [value for value in range(256) if value not in printable]
-    return {chr(value): value for value in printable} | {chr(256 + i): value for i, value in enumerate(others)}
-
-
-def _even_sample(pieces: Iterable[Piece], max_bytes: int) -> Iterator[str]:
-    """Chunks spread evenly over all of a text, at most `max_bytes` of UTF-8; `pieces` is passed over twice."""
-    size = max(64, min(_CHUNK, max_bytes // 64))
-    total = sum(len(utf8(piece.text)) for piece in pieces)
-    seen = taken = 0
-    for piece in _recut(pieces, partial(_last_chunk_end, size=size)):
-        for chunk in _chunks(piece.text, size):
-            length = len(utf8(chunk))
-            seen += length
-            if (taken + length) * total <= max_bytes * seen:
-                taken += length
-                yield chunk
-
-
-def train_tokenizer(config: TokenizerConfig, pieces: Iterable[Piece]) -> Tokenizer:
-    """Build the tokenizer that the settings ask for.
-
-    Args:
-        config: its settings.
-        pieces: the training part. For bpe it is passed over twice: an iterator is first read into memory.
-    """
-    match config.level:
-        case "char":
-            return CharTokenizer.train(config, pieces)
-        case "byte":
-            return ByteTokenizer()
-        case "word":
-            return WordTokenizer.train(config, pieces)
-        case "bpe":
-            if config.path is not None:
-                return BPETokenizer.from_file(config.path)
-            return BPETokenizer.train(config, list(pieces) if isinstance(pieces, Iterator) else pieces)
-
-
-def tokenizer_from_dict(data: object) -> Tokenizer:
-    """Rebuild a tokenizer from the result of `to_dict`, which may come from an untrusted file.
-
-    Raises:
-        ModelFileError: if anything about it is not as `to_dict` writes it.
-    """
-    if not isinstance(data, dict):
-        raise ModelFileError(f"the tokenizer must be an object, not {type(data).__name__}")
-    builders: dict[str, tuple[str | None, Callable[[Any], Tokenizer]]] = {
-        "char": ("characters", _char_from),
-        "byte": (None, lambda _: ByteTokenizer()),
-        "word": ("words", _word_from),
-        "bpe": ("tokenizer", _bpe_from),
-    }
-    level = data.get("level")
-    if not isinstance(level, str) or level not in builders:
-        raise ModelFileError(f"unknown level {str(level)[:40]!r} of the tokenizer{nearest(str(level)[:40], builders)}")
-    key, build = builders[level]
-    if data.keys() != {"level", key} - {None}:
-        raise ModelFileError(f"a {level} tokenizer must hold 'level'{f' and {key!r}' if key else ''} and nothing else")
-    return build(data.get(key))
-
-
-def _char_from(characters: object) -> CharTokenizer:
-    if not isinstance(characters, str) or any(a >= b for a, b in pairwise(characters)):
-        raise ModelFileError("the tokenizer's 'characters' must be a string of different characters by code point")
-    if not _is_unicode(characters):
-        raise ModelFileError("the tokenizer's 'characters' hold a lone surrogate")
-    return CharTokenizer(characters)
-
-
-def _word_from(words: object) -> WordTokenizer:
-    if not isinstance(words, list) or len(words) > _MAX_VOCABULARY_SIZE or not all(isinstance(w, str) for w in words):
-        raise ModelFileError("the tokenizer's 'words' must be a list of strings")
-    if len({*words, *WordTokenizer._special}) < len(words) + 3:
-        raise ModelFileError("the tokenizer's 'words' must differ from one another and from the special tokens")
-    if not all(word.split() == [word] and _is_unicode(word) for word in words):
-        raise ModelFileError("the tokenizer's 'words' must be text without white space")
-    return WordTokenizer(words)
-
-
-def _bpe_from(settings: object) -> BPETokenizer:
-    if not isinstance(settings, dict):
-        raise ModelFileError("the tokenizer's 'tokenizer' must be an object")
-    try:
-        serialized = json.dumps(settings)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"the tokenizer's 'tokenizer' is no JSON: {_one_line(error)}") from None
-    return BPETokenizer(serialized)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-@contextmanager
-def _one_error(kind: type[UserError], what: str) -> Iterator[None]:
-    """Turn whatever the library raises into one of our errors; its Rust code panics with a BaseException of its own."""
-    try:
-        yield
-    except (ElmanError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        raise kind(f"{what}: {_one_line(error)}") from None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _room(config: TokenizerConfig, special: int) -> int | None:

@@ -20,7 +20,7 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from elman.errors import ModelFileError
+from elman.errors import ModelFileError, TrainingError
 
 _TENSORS, _TRAINER, _MANIFEST = "tensors.safetensors", "trainer.json", "manifest.json"
 
@@ -42,6 +42,9 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, keep: int
     serials = [int(path.name[-2:]) for path in folder.glob(f"update-{update:08d}-??")]
     serial = max(serials, default=-1) + 1
     target = folder / f"update-{update:08d}-{serial:02d}"
+    for name, tensor in checkpoint.tensors.items():
+        if not tensor.isfinite().all():
+            raise TrainingError(f"{name} holds a number that is not finite: update {update} is not saved")
     beside = target.with_name(target.name + ".tmp")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
@@ -52,22 +55,27 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, keep: int
         _TRAINER: json.dumps(dict(checkpoint.trainer), sort_keys=True).encode(),
     }
     manifest = {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()}
-    for name, data in (files | {_MANIFEST: json.dumps(manifest, sort_keys=True).encode()}).items():
-        with (beside / name).open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    _flush_folder(beside)
-    beside.rename(target)
+    try:
+        for name, data in (files | {_MANIFEST: json.dumps(manifest, sort_keys=True).encode()}).items():
+            with (beside / name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        _flush_folder(beside)
+        beside.rename(target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint only takes room
+        raise
     _flush_folder(folder)
     _read(target)
-    for old in sorted(_checkpoints(folder))[:-keep]:
+    others = sorted(path for path in _checkpoints(folder) if path != target)
+    for old in others[: max(0, len(others) - keep + 1)]:
         shutil.rmtree(old)
     return target
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
-    """The newest checkpoint that its manifest verifies.
+    """The newest checkpoint that its manifest verifies; damaged ones are renamed, so that they count no more.
 
     Returns:
         Its path, what it holds, and a line for each newer one that was passed over.
@@ -81,6 +89,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
             return path, _read(path), passed_over
         except ModelFileError as error:
             passed_over.append(str(error))
+            path.rename(path.with_name(f"damaged-{path.name}"))
     damaged = f" ({len(passed_over)} damaged: {passed_over[0]})" if passed_over else ""
     raise ModelFileError(f"no checkpoint in {str(folder)!r} to go on from{damaged}")
 

@@ -9,16 +9,20 @@ the records (``elman.training.run``). Evaluating, sampling and saving leave no t
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from elman.config import BUDGETS
 from elman.data.prepare import Dataset
 from elman.data.streams import Segment, Streams, check_targets, fit_layout
 from elman.errors import ConfigError, ModelFileError, TextError, TrainingError
@@ -94,7 +98,12 @@ class Trainer:
         self.device = choose_device(config.device)
         dtype = getattr(torch, config.dtype)
         self.network: LanguageModel = build_model(
-            config.model, dataset.tokenizer.size, seed=config.seed, dtype=dtype, device=self.device
+            config.model,
+            dataset.tokenizer.size,
+            seed=config.seed,
+            dtype=dtype,
+            device=self.device,
+            boundary_id=dataset.tokenizer.boundary_id,
         )
         self._optimizer = Optimizer(self.network, config.training)
         training = config.training
@@ -115,6 +124,8 @@ class Trainer:
             )
         if not training.has_budget:
             self.notices.append(f"no budget is given: training for {_DEFAULT_EPOCHS:g} epochs")
+        if training.schedule == "plateau" and dataset.valid is None:
+            raise ConfigError("training.schedule 'plateau' needs a validation part: set data.valid_fraction above 0")
         for prompt in config.sampling.prompts:
             if missing := dataset.tokenizer.unknown_characters(prompt):
                 raise TextError(
@@ -154,7 +165,7 @@ class Trainer:
     def bundle(self) -> Bundle:
         """The model as it stands, with where it comes from."""
         provenance = {
-            "corpus": self.dataset.corpus_name,
+            "corpus": Path(self.dataset.corpus_name).name,  # the model goes to other machines
             "corpus_sha256": self.dataset.sha256,
             "seed": self.config.seed,
             "updates": self.update,
@@ -165,12 +176,23 @@ class Trainer:
 
     def records(self) -> Iterator[Record]:
         """Train until the budget is used up or the caller stops it."""
-        with _threads(self.config.training.num_threads):
+        with num_threads(self.config.training.num_threads):
             for record in self._records():
-                added: dict[str, float] = {}
-                for callback in self._callbacks:
-                    added |= callback.on_record(record) or {}
+                try:
+                    added = self._added_by_callbacks(record)
+                except BaseException:
+                    yield record  # it happened, whatever a callback makes of it
+                    raise
                 yield Record(record.kind, {**record.values, **added}, record.measured) if added else record
+
+    def _added_by_callbacks(self, record: Record) -> dict[str, float]:
+        added: dict[str, float] = {}
+        for callback in self._callbacks:
+            for name, value in (callback.on_record(record) or {}).items():
+                if name in {"kind", "measured", *record.values, *added}:
+                    raise ConfigError(f"a callback adds {name!r}, which the record already has: give it another name")
+                added[name] = float(value)
+        return added
 
     def _records(self) -> Iterator[Record]:
         try:
@@ -187,9 +209,6 @@ class Trainer:
             yield self._checkpoint_record()
             yield Record("stopped", {"update": self.update, "tokens": self.tokens})
             return
-        except TrainingError:
-            yield self._checkpoint_record()  # of the weights before the update that went wrong
-            raise
         yield self._checkpoint_record()
         end: dict[str, Any] = {
             "update": self.update,
@@ -312,6 +331,7 @@ class Trainer:
             self.network,
             self.dataset.valid,
             self.dataset.tokenizer,
+            state_policy="reset" if self.config.data.reset_at_documents else "carried",
             num_streams=self.config.evaluation.num_streams,
             max_tokens=self.config.evaluation.max_tokens,
             should_stop=self._should_stop,
@@ -368,11 +388,25 @@ class Trainer:
             "last_evaluation": self.last_evaluation,
             "evaluated_at": self._evaluated_at,
             "sampled_at": self._sampled_at,
-            "corpus_sha256": self.dataset.sha256,
-            "batch_size": self.streams.batch_size,
-            "bptt": self.streams.bptt,
+            "fixed": self._fixed(),
         }
         return Checkpoint(tensors, trainer)
+
+    def _fixed(self) -> dict[str, Any]:
+        """What must not change between a checkpoint and the run that goes on from it."""
+        settings = self.config.to_dict()
+        model = {key: value for key, value in settings["model"].items() if key != "kind"}  # a path may move
+        training = {key: value for key, value in settings["training"].items() if key not in (*BUDGETS, "num_threads")}
+        tokenizer = json.dumps(self.dataset.tokenizer.to_dict(), sort_keys=True)
+        sections = {"model": model, "training": training}
+        return {
+            "corpus_sha256": self.dataset.sha256,
+            "tokenizer_sha256": hashlib.sha256(tokenizer.encode("utf-8", "surrogateescape")).hexdigest(),
+            "dtype": self.config.dtype,
+            "seed": self.config.seed,
+            "data.reset_at_documents": self.config.data.reset_at_documents,
+            **{f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()},
+        }
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of the same settings and corpus.
@@ -381,13 +415,9 @@ class Trainer:
             ModelFileError: it belongs to another corpus, layout or model.
         """
         trainer = checkpoint.trainer
-        for name, mine in (
-            ("corpus_sha256", self.dataset.sha256),
-            ("batch_size", self.streams.batch_size),
-            ("bptt", self.streams.bptt),
-        ):
-            if trainer[name] != mine:
-                raise ModelFileError(f"the checkpoint has {name} {trainer[name]}, this run {mine}: restore the corpus")
+        for name, mine in self._fixed().items():
+            if (theirs := trainer["fixed"].get(name)) != mine:
+                raise ModelFileError(f"the checkpoint has {name} {theirs!r}, this run {mine!r}: put it back to go on")
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "state": {}}
         for name, tensor in checkpoint.tensors.items():
             part, _, rest = name.partition(".")
@@ -421,7 +451,7 @@ def choose_device(name: str) -> torch.device:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def num_threads(count: int | None) -> Iterator[None]:
     """Use this many threads, and give the process its own number back."""
     before = torch.get_num_threads()
     if count is not None:

@@ -88,7 +88,7 @@ class Optimizer:
 
     def __init__(self, network: LanguageModel, config: TrainingConfig) -> None:
         self.parameters = list(network.parameters())
-        hidden = _hidden_matrices(network) if config.optimizer == "muon" else []
+        hidden = network.hidden_matrices() if config.optimizer == "muon" else []
         taken = {id(matrix) for matrix, _ in hidden}
         rest = [p for p in self.parameters if id(p) not in taken]
         groups = [
@@ -137,19 +137,6 @@ class Optimizer:
                 if int(owner) == number:
                     memory.setdefault(int(index), {})[name] = value.clone()
             optimizer.load_state_dict({"state": memory, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _hidden_matrices(network: LanguageModel) -> list[tuple[nn.Parameter, int]]:
-    """The layers' matrices, each with the number of blocks that it is drawn in: W_hh gate by gate, W_ih as one."""
-    from elman.models.stack import Layer
-
-    return [
-        (layer.get_parameter(name), declared.initial.parts)
-        for layer in network.modules()
-        if isinstance(layer, Layer)
-        for name, declared in layer.cell.parameters().items()
-        if len(declared.shape) == 2
-    ]
 
 
 def learning_rate_share(config: TrainingConfig, update: int, progress: float, plateau_factor: float) -> float:

@@ -1,72 +1,28 @@
-"""A run is a folder: its settings, its log, its samples, its checkpoints, and the model.
-
-run.toml           every setting, resolved
-environment.json   versions, machine, corpus and its SHA-256
-metrics.jsonl      a record per update, evaluation and message
-samples/           a text file per update at which samples were drawn
-checkpoints/       resumable states
-tensorboard/       on request
-model.safetensors  the model: the best on the validation part, or the last where there is none
-"""
+"""Train, resume, or try a run: settings and corpus to a trainer, its records to the run folder."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 import elman
 from elman.config import BUDGETS
 from elman.data.prepare import Dataset, prepare
-from elman.errors import ConfigError, MissingExtraError, ModelFileError
-from elman.models.file import MODEL_FILE, save_model, write_atomically
+from elman.errors import ConfigError, ElmanError, MissingExtraError
+from elman.models.file import save_model
 from elman.settings import Config, resolve, resolve_run, with_corpus
 from elman.training.checkpoint import newest_checkpoint, save_checkpoint
+from elman.training.folder import Run, new_run
 from elman.training.loop import Callback, Record, Trainer
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder that exists."""
-
-    path: Path
-
-    @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """The run in a folder. Raises ModelFileError if there is none."""
-        path = Path(path)
-        if not (path / "run.toml").is_file():
-            raise ModelFileError(f"{str(path)!r} is not a run folder: it has no run.toml")
-        return cls(path)
-
-    def config(self, *, cell: str | None = None) -> Config:
-        """The settings of the run; one that was trained with a person's own cell is refused without it."""
-        return resolve_run(self.path / "run.toml", cell=cell)
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of resumable states."""
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        """The log, a JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """What the log holds, from the start; a last line that was cut by a crash is left out."""
-        with self.metrics.open(encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                if line.endswith("\n"):
-                    yield json.loads(line)
 
 
 def train(
@@ -103,22 +59,17 @@ def train(
         TrainingError: loss or gradient are no longer finite.
     """
     resolved = resolve(with_corpus(settings, corpus), preset=preset, file=config)
-    path = Path(out) if out is not None else _free_path(resolved)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        if not overwrite:
-            raise ConfigError(f"{str(path)!r} exists: give another --out, --overwrite, or `elman resume {path}`")
-        if not (path / "run.toml").is_file():
-            raise ConfigError(f"{str(path)!r} is not a run folder, so it is not overwritten: give another --out")
-    dataset = prepare(resolved.data, resolved.text, resolved.tokenizer)
-    trainer = Trainer(resolved, dataset, callbacks=callbacks, should_stop=should_stop)
-    if path.exists():
-        shutil.rmtree(path)
-    run = Run(path)
-    (path / "samples").mkdir(parents=True)
-    write_atomically(path / "run.toml", resolved.to_toml().encode())
-    environment = json.dumps(_environment(dataset, trainer), indent=2)
-    write_atomically(path / "environment.json", environment.encode())
-    _follow(run, trainer, tensorboard)
+    run = new_run(None if out is None else Path(out), resolved, overwrite=overwrite)
+    with run.held():
+        try:
+            dataset = prepare(resolved.data, resolved.text, resolved.tokenizer)
+            trainer = Trainer(resolved, dataset, callbacks=callbacks, should_stop=should_stop)
+        except BaseException:
+            if not any(run.path.iterdir()):
+                run.path.rmdir()
+            raise
+        run.begin(resolved, _environment(dataset, trainer))
+        _follow(run, trainer, tensorboard)
     return run
 
 
@@ -149,15 +100,17 @@ def resume(
     if unknown := set(changes["training"]) - set(BUDGETS):
         raise ConfigError(f"resume cannot change {', '.join(sorted(unknown))}; accepted: {', '.join(BUDGETS)}")
     config = resolve_run(run.path / "run.toml", cell=cell, changes=changes)
-    checkpoint_path, checkpoint, passed_over = newest_checkpoint(run.checkpoints)
-    dataset = prepare(config.data, config.text, config.tokenizer)
-    trainer = Trainer(config, dataset, callbacks=callbacks, should_stop=should_stop)
-    trainer.restore(checkpoint)
-    if changes["training"]:
-        write_atomically(run.path / "run.toml", config.to_toml().encode())
-    _cut_log(run, trainer)
-    trainer.notices = [*passed_over, f"going on from {checkpoint_path.name}"]
-    _follow(run, trainer, tensorboard)
+    with run.held():
+        checkpoint_path, checkpoint, passed_over = newest_checkpoint(run.checkpoints)
+        dataset = prepare(config.data, config.text, config.tokenizer)
+        trainer = Trainer(config, dataset, callbacks=callbacks, should_stop=should_stop)
+        trainer.restore(checkpoint)
+        run.write_settings(config, _environment(dataset, trainer))
+        run.take_back(trainer.update, trainer.has_observed)
+        trainer.notices = [*passed_over, f"going on from {checkpoint_path.name}"]
+        if trainer.progress >= 1.0:
+            trainer.notices.append("its budget is used up; to train longer, give more: --training.max-updates N")
+        _follow(run, trainer, tensorboard)
     return run
 
 
@@ -225,17 +178,6 @@ def peak_memory_bytes() -> int:
     return peak if platform.system() == "Darwin" else peak * 1024
 
 
-def _free_path(config: Config) -> Path:
-    """``runs/<corpus>-<kind>``, numbered from 2 where it exists."""
-    stem = Path(config.data.corpus[0]).name.split(".")[0].replace(":", "-").strip("-*") or "stdin"
-    kind = config.model.kind.rpartition(":")[2].lower()
-    base = Path("runs") / f"{stem}-{kind}"
-    path, number = base, 2
-    while path.exists():
-        path, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return path
-
-
 def _environment(dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
     libraries = ("torch", "numpy", "pydantic", "tokenizers", "safetensors")
     return {
@@ -257,50 +199,37 @@ def _environment(dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
 def _follow(run: Run, trainer: Trainer, tensorboard: bool) -> None:
     """Carry a training through, and put what comes of it into the folder."""
     events = _TensorBoard(run.path / "tensorboard") if tensorboard else None
-    with run.metrics.open("a", encoding="utf-8") as log:
-        for record in trainer.records():
-            log.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
-            log.flush()
-            if events is not None:
-                events.write(record)
-            if record.kind == "sample":
-                _write_sample(run.path / "samples", record.values)
-            if record.kind == "checkpoint":
-                save_checkpoint(run.checkpoints, trainer.update, trainer.checkpoint(), trainer.config.checkpoint.keep)
-            is_best = record.kind == "evaluation" and record.values["best"]
-            if is_best or (record.kind == "checkpoint" and trainer.best_update is None):
-                save_model(run.path / MODEL_FILE, trainer.bundle)
+    with run.metrics.open("a", encoding="utf-8", errors="surrogateescape") as log:
+        try:
+            for record in trainer.records():
+                log.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
+                log.flush()
+                if events is not None:
+                    events.write(record)
+                if record.kind == "sample":
+                    run.write_sample(record.values)
+                if record.kind == "checkpoint":
+                    _save(run, trainer)
+                if record.kind == "evaluation" and record.values["best"]:
+                    save_model(run.model, trainer.bundle)
+        except BaseException as error:
+            # Whatever went wrong, a loss that is not finite or a callback, the work until then is kept.
+            with suppress(ElmanError, OSError):
+                _save(run, trainer)
+            if isinstance(error, OSError):
+                where = error.filename or run.path
+                raise ElmanError(
+                    f"cannot write {str(where)!r} ({error.strerror or error}): the checkpoint before is whole; make "
+                    f"room and go on with `elman resume {run.path}`"
+                ) from error
+            raise
 
 
-def _write_sample(folder: Path, sample: Mapping[str, Any]) -> None:
-    """Append one sample to the file of its update, with what the model was worth then."""
-    bits, nats = sample["valid_bits_per_char"], sample["valid_nats_per_token"]
-    worth = (
-        f"{bits:.3f} bits per character held out" if bits else f"{nats:.3f} nats per token" if nats else "no estimate"
-    )
-    heading = f"== update {sample['update']}, {worth}, temperature {sample['temperature']:g}"
-    if sample["prompt"]:
-        heading += f", prompt {sample['prompt']!r}"
-    with (folder / f"update-{sample['update']:08d}.txt").open("a", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(f"{heading}\n{sample['prompt']}{sample['text']}\n\n")
-
-
-def _cut_log(run: Run, trainer: Trainer) -> None:
-    """Take out of log and samples what came after the checkpoint: it will come again."""
-
-    def stays(record: Mapping[str, Any]) -> bool:
-        update = record.get("update", 0)
-        if record["kind"] in ("evaluation", "sample") and update == trainer.update:
-            return trainer.has_observed(record["kind"])
-        return update <= trainer.update and record["kind"] not in ("stopped", "end")
-
-    kept = [record for record in run.records() if stays(record)]
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
-    write_atomically(run.metrics, text.encode())
-    sampled = {f"update-{record['update']:08d}.txt" for record in kept if record["kind"] == "sample"}
-    for path in (run.path / "samples").glob("update-*.txt"):
-        if path.name not in sampled:
-            path.unlink()
+def _save(run: Run, trainer: Trainer) -> None:
+    """Save a resumable state, and the model as well as long as no estimate has found a best one."""
+    save_checkpoint(run.checkpoints, trainer.update, trainer.checkpoint(), trainer.config.checkpoint.keep)
+    if trainer.best_update is None:
+        save_model(run.model, trainer.bundle)
 
 
 class _TensorBoard:

@@ -1,0 +1,199 @@
+"""The run folder: what lies in it, who may write it, and what is taken back when a run goes on from a checkpoint.
+
+run.toml           every setting, resolved
+environment.json   versions, machine, corpus and its SHA-256
+metrics.jsonl      a record per update, evaluation and message
+samples/           a text file per update at which samples were drawn
+checkpoints/       resumable states
+tensorboard/       on request
+model.safetensors  the model: the best on the validation part, or the last where there is none
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from elman.errors import ConfigError, ElmanError, ModelFileError
+from elman.models.file import MODEL_FILE, write_atomically
+from elman.settings import Config, resolve_run
+from elman.text.corpora import is_named
+
+_PARTS = (
+    "run.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "samples",
+    "checkpoints",
+    "tensorboard",
+    MODEL_FILE,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The run in a folder. Raises ModelFileError if there is none."""
+        path = Path(path)
+        if not (path / "run.toml").is_file():
+            raise ModelFileError(f"{str(path)!r} is not a run folder: it has no run.toml")
+        return cls(path)
+
+    def config(self, *, cell: str | None = None) -> Config:
+        """The settings of the run; one that was trained with a person's own cell is refused without it."""
+        return resolve_run(self.path / "run.toml", cell=cell)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of resumable states."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """The log, a JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The model file."""
+        return self.path / MODEL_FILE
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """What the log holds, from the start; a line that a crash or a full disk has cut is left out."""
+        if not self.metrics.exists():
+            return
+        with self.metrics.open(encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    continue
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing this folder. Raises ElmanError where one does."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise ElmanError(f"another process is writing the run {str(self.path)!r}: wait for it or stop it") from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
+        """Take out what an earlier run has left, and write down settings and environment."""
+        for name in _PARTS:
+            old = self.path / name
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink(missing_ok=True)
+        (self.path / "samples").mkdir()
+        self.write_settings(config, environment)
+
+    def write_settings(self, config: Config, environment: Mapping[str, Any]) -> None:
+        """Write ``run.toml``, with files as absolute paths so that the run can be resumed anywhere."""
+        data = config.data.model_copy(update={"corpus": tuple(map(_absolute, config.data.corpus))})
+        tokenizer = config.tokenizer
+        if tokenizer.path is not None:
+            tokenizer = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
+        stored = config.model_copy(update={"data": data, "tokenizer": tokenizer})
+        write_atomically(self.path / "run.toml", stored.to_toml().encode())
+        write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
+
+    def write_sample(self, sample: Mapping[str, Any]) -> None:
+        """Append one sample to the file of its update, with what the model was worth then."""
+        bits, nats = sample["valid_bits_per_char"], sample["valid_nats_per_token"]
+        worth = "no estimate"
+        if nats is not None:
+            worth = f"{nats:.3f} nats per token" if bits is None else f"{bits:.3f} bits per character held out"
+        heading = f"== update {sample['update']}, {worth}, temperature {sample['temperature']:g}"
+        if sample["prompt"]:
+            heading += f", prompt {sample['prompt']!r}"
+        path = self.path / "samples" / f"update-{sample['update']:08d}.txt"
+        with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{heading}\n{sample['prompt']}{sample['text']}\n\n")
+
+    def take_back(self, update: int, has_observed: Callable[[Any], bool]) -> None:
+        """Take out of log and samples what came after a checkpoint: it will come again.
+
+        Args:
+            update: that of the checkpoint.
+            has_observed: whether the ``evaluation``, or the ``sample``, of that very update belongs to it.
+        """
+
+        def stays(record: Mapping[str, Any]) -> bool:
+            if record["kind"] in ("evaluation", "sample") and record["update"] == update:
+                return has_observed(record["kind"])
+            return record.get("update", 0) <= update and record["kind"] not in ("stopped", "end")
+
+        kept = [record for record in self.records() if stays(record)]
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
+        write_atomically(self.metrics, text.encode("utf-8", "surrogateescape"))
+        (self.path / "samples").mkdir(exist_ok=True)
+        sampled = {f"update-{record['update']:08d}.txt" for record in kept if record["kind"] == "sample"}
+        for path in (self.path / "samples").glob("update-*.txt"):
+            if path.name not in sampled:
+                path.unlink()
+
+
+def new_run(path: Path | None, config: Config, *, overwrite: bool) -> Run:
+    """Make the folder of a new run, or take an empty one, or with ``overwrite`` one that holds a run.
+
+    Args:
+        path: where; none: ``runs/<corpus>-<kind>``, numbered from 2 where that exists.
+        config: names a run without a path.
+        overwrite: an older run may be replaced.
+
+    Raises:
+        ConfigError: something is there, or the folder cannot be made.
+    """
+    if path is None:
+        return _numbered(config)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(path.iterdir())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"the run folder {str(path)!r} cannot be made ({reason}): give another --out") from None
+    if not is_empty and not (path / "run.toml").is_file():
+        raise ConfigError(f"{str(path)!r} holds something that is no run: give another --out")
+    if not is_empty and not overwrite:
+        raise ConfigError(f"{str(path)!r} exists: give another --out, --overwrite, or `elman resume {path}`")
+    return Run(path)
+
+
+def _numbered(config: Config) -> Run:
+    stem = Path(config.data.corpus[0]).name.split(".")[0].replace(":", "-").strip("-*") or "stdin"
+    kind = config.model.kind.rpartition(":")[2].lower()
+    base = Path("runs") / f"{stem}-{kind}"
+    path, number = base, 2
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return Run(path)
+        except FileExistsError:
+            path, number = base.with_name(f"{base.name}-{number}"), number + 1
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"the run folder {str(path)!r} cannot be made ({reason}): give another --out") from None
+
+
+def _absolute(spec: str) -> str:
+    return spec if spec == "-" or is_named(spec) else str(Path(spec).expanduser().absolute())
