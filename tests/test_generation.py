@@ -19,7 +19,7 @@ from elman.models.contract import Head, LanguageModel
 from elman.models.file import Bundle
 from elman.models.kinds import build_model, model_config
 from elman.models.state import State
-from elman.text.tokenizers import ByteTokenizer, CharTokenizer
+from elman.text.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 
 # The distribution.
 
@@ -346,3 +346,11 @@ def test_drawing_changes_neither_the_model_nor_a_generator(bundle):
     for name, parameter in bundle.network.named_parameters():
         assert torch.equal(parameter, before[name])
         assert parameter.grad is None
+
+
+@pytest.mark.parametrize("prompt", ["the", "the ", "the\n", "", "the cat"])
+def test_a_word_that_follows_a_prompt_is_parted_from_it_once(prompt):
+    tokenizer = WordTokenizer(["the", "cat", "sat"])
+    drawn = sampler(saying(f"{prompt} cat sat", tokenizer), prompt).run().text
+    assert (prompt + drawn).split() == [*prompt.split(), "cat", "sat"]
+    assert "  " not in prompt + drawn

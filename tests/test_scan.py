@@ -62,6 +62,7 @@ def test_dtype_is_kept_and_nothing_given_is_changed(backend, dtype):
     assert all(map(torch.equal, given, before))
 
 
+@pytest.mark.global_rng
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_gradients_of_first_and_second_order_are_those_of_finite_differences(backend, steps):
@@ -131,7 +132,7 @@ def test_several_threads_may_call_at_once(monkeypatch):
 def test_without_a_folder_for_its_cache_the_kernel_still_runs(monkeypatch):
     from numba.core import caching
 
-    monkeypatch.setattr(caching._CacheImpl, "_locator_classes", [])
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     forward, _ = elman.scan._kernels.__wrapped__()
     a, b, h0 = drawn()
     h = np.zeros(a.shape)

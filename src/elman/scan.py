@@ -176,15 +176,20 @@ def _kernels() -> tuple[Callable[..., None], Callable[..., None]]:
     return compiled(_forward_kernel), compiled(_backward_kernel)
 
 
+# The inner loops count from zero over slices: a start that Numba cannot know to be positive would have to be checked in
+# each turn, and keep the loop from using vector instructions.
+
+
 def _forward_kernel(
     a: Array, b: Array, h0: Array, h: Array, row_start: int, row_end: int, start: int, end: int
 ) -> None:
     for row in range(row_start, row_end):
-        for j in range(start, end):
-            h[row, 0, j] = a[row, 0, j] * h0[row, j] + b[row, 0, j]
-        for t in range(1, a.shape[1]):
-            for j in range(start, end):
-                h[row, t, j] = a[row, t, j] * h[row, t - 1, j] + b[row, t, j]
+        previous_h = h0[row, start:end]
+        for t in range(a.shape[1]):
+            a_t, b_t, h_t = a[row, t, start:end], b[row, t, start:end], h[row, t, start:end]
+            for j in range(h_t.size):
+                h_t[j] = a_t[j] * previous_h[j] + b_t[j]
+            previous_h = h_t
 
 
 def _backward_kernel(
@@ -193,13 +198,14 @@ def _backward_kernel(
 ) -> None:  # fmt: skip
     last = a.shape[1] - 1
     for row in range(row_start, row_end):
-        for j in range(start, end):
-            of_b[row, last, j] = of_h[row, last, j] + of_last[row, j]
+        g = of_b[row, last, start:end]
+        g[:] = of_h[row, last, start:end] + of_last[row, start:end]
         for t in range(last, 0, -1):
-            for j in range(start, end):
-                g = of_b[row, t, j]
-                of_a[row, t, j] = g * h[row, t - 1, j]
-                of_b[row, t - 1, j] = of_h[row, t - 1, j] + a[row, t, j] * g
-        for j in range(start, end):
-            of_a[row, 0, j] = of_b[row, 0, j] * h0[row, j]
-            of_h0[row, j] = a[row, 0, j] * of_b[row, 0, j]
+            a_t, of_a_t, previous_h = a[row, t, start:end], of_a[row, t, start:end], h[row, t - 1, start:end]
+            of_previous_h, previous_g = of_h[row, t - 1, start:end], of_b[row, t - 1, start:end]
+            for j in range(g.size):
+                of_a_t[j] = g[j] * previous_h[j]
+                previous_g[j] = of_previous_h[j] + a_t[j] * g[j]
+            g = previous_g
+        of_a[row, 0, start:end] = g * h0[row, start:end]
+        of_h0[row, start:end] = a[row, 0, start:end] * g
