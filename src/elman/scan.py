@@ -198,14 +198,15 @@ def _backward_kernel(
 ) -> None:  # fmt: skip
     last = a.shape[1] - 1
     for row in range(row_start, row_end):
-        g = of_b[row, last, start:end]
-        g[:] = of_h[row, last, start:end] + of_last[row, start:end]
+        for j in range(start, end):
+            of_b[row, last, j] = of_h[row, last, j] + of_last[row, j]
         for t in range(last, 0, -1):
-            a_t, of_a_t, previous_h = a[row, t, start:end], of_a[row, t, start:end], h[row, t - 1, start:end]
-            of_previous_h, previous_g = of_h[row, t - 1, start:end], of_b[row, t - 1, start:end]
-            for j in range(g.size):
-                of_a_t[j] = g[j] * previous_h[j]
-                previous_g[j] = of_previous_h[j] + a_t[j] * g[j]
-            g = previous_g
-        of_a[row, 0, start:end] = g * h0[row, start:end]
-        of_h0[row, start:end] = a[row, 0, start:end] * g
+            a_t, g_t, of_a_t = a[row, t, start:end], of_b[row, t, start:end], of_a[row, t, start:end]
+            previous_h, of_previous_h = h[row, t - 1, start:end], of_h[row, t - 1, start:end]
+            previous_g = of_b[row, t - 1, start:end]
+            for j in range(g_t.size):
+                of_a_t[j] = g_t[j] * previous_h[j]
+                previous_g[j] = of_previous_h[j] + a_t[j] * g_t[j]
+        for j in range(start, end):
+            of_a[row, 0, j] = of_b[row, 0, j] * h0[row, j]
+            of_h0[row, j] = a[row, 0, j] * of_b[row, 0, j]

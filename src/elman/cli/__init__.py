@@ -51,9 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 2 for a mistake in what was given, 1 for a failure, 130 after Ctrl-C, 143 after SIGTERM.
     """
     _speak_utf8()
-    # PyTorch's threads wait for each other after every small product. By default they burn their core meanwhile, and
-    # training slows down tenfold as soon as another program needs one. Read when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # PyTorch's threads wait for each other after every small product. By default they hold their core for long
+    # meanwhile, and training slows down tenfold as soon as another program needs one; this many turns are enough
+    # where none does (docs/experiments.md). Read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         code = app(_words(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
