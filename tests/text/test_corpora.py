@@ -131,7 +131,7 @@ def test_prose_is_made_of_paragraphs_that_are_prose_and_new(tmp_path, monkeypatc
     assert sorted(stdlib.prose_documents()) == [
         f"First.\n\n{long}\n\nOf f.\n",
         "Of C.\n\nOf m.\n",
-        "One\n\n   Indented.\n",
+        "One\n\nIndented.\n",
         f"Two, longer than x? {long}{long}\n",
     ]
 

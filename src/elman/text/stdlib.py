@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 import sysconfig
+import textwrap
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from elman.errors import TextError
 
-PROSE_VERSION = 3
+PROSE_VERSION = 4
 """Raised whenever the same Python version would give another prose."""
 
 # Linux distributions and Homebrew ship these apart, or change them for themselves.
@@ -28,7 +29,7 @@ _APART = ("distutils", "ensurepip", "idlelib", "lib2to3", "site", "sysconfig", "
 _SKIPPED_FOLDERS = ("__pycache__", "site-packages", "test", "tests")
 
 _RULE = re.compile(r"^[ \t]*([^\w\s])\1{2,}[ \t]*\n?", re.MULTILINE)
-_COLUMNS = " " * 13  # deeper than three levels of indentation
+_COLUMNS = " " * 6  # inside a paragraph without its indentation
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _MIN_DOCUMENT = 200
 _MIN_PARAGRAPH_TO_COMPARE = 60
@@ -90,7 +91,8 @@ def prose_documents() -> list[str]:
     seen: set[str] = set()
     for raw in _raw_prose():
         paragraphs: list[str] = []
-        for paragraph in _BLANK_LINES.split(_RULE.sub("", raw).strip("\n")):
+        for indented in _BLANK_LINES.split(_RULE.sub("", raw).strip("\n")):
+            paragraph = textwrap.dedent(indented)
             if _is_prose(paragraph) and _is_new(paragraph, seen):
                 paragraphs.append(paragraph)
             elif paragraphs and paragraphs[-1].endswith(":"):
