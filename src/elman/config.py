@@ -108,6 +108,8 @@ class TokenizerConfig(Section):
     path: str | None = None
     """An existing `tokenizer.json` of the Hugging Face format, used as it is."""
 
+    meaningful = {"sample_bytes": ("level", ("bpe",))}
+
     @model_validator(mode="after")
     def _settings_fit_the_level(self) -> TokenizerConfig:
         if self.level == "byte" and (self.min_count > 1 or self.max_size is not None):

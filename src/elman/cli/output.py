@@ -96,7 +96,7 @@ def print_plan(plan: Plan) -> None:
         "state": f"{size(plan.state_bytes)} for {config.training.batch_size} streams",
         "text": f"{plan.train_tokens:,} tokens to train on, {plan.valid_tokens:,} to estimate on",
         "tokens": f"{plan.vocabulary:,} in the vocabulary, level {config.tokenizer.level}",
-        "epoch": f"{plan.updates_per_epoch:,} updates, about {epoch_seconds:,.0f} s",
+        "epoch": f"{plan.updates_per_epoch:,} updates, {epoch_seconds:,.0f} s at most: the first update is the slowest",
         "budget": ", ".join(budgets) or "none given",
         "update": f"{plan.nats_after_one_update:.3f} nats in the first, {plan.seconds_per_update:.3f} s",
         "estimate": held_out,

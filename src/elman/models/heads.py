@@ -58,7 +58,7 @@ class LinearHead(Head):
         self.weight = embedding_VE if config.tie_weights else new
         self.bias = nn.Parameter(torch.zeros(vocab_size, dtype=dtype))
         self.projection: nn.Parameter | None = None
-        if width != feature_size:
+        if config.output_projection:
             self.projection = nn.Parameter(torch.zeros(width, feature_size, dtype=dtype))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
@@ -84,7 +84,7 @@ class LinearHead(Head):
     def predicted_num_parameters(config: EmbeddingConfig, feature_size: int, vocab_size: int) -> int:
         """Number of trained numbers, from the settings alone; a tied W belongs to the embedding."""
         width = _width(config, feature_size)
-        projection = 0 if width == feature_size else width * feature_size
+        projection = width * feature_size if config.output_projection else 0
         return projection + vocab_size + (0 if config.tie_weights else vocab_size * width)
 
 
