@@ -12,9 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 import elman
+from elman.config import TokenizerConfig
 from elman.errors import ConfigError, ElmanError, ModelFileError, TextError, TrainingError
 from elman.evaluation import Evaluation
 from elman.metrics import Score
+from elman.text.building import train_tokenizer
+from elman.text.sources import StringSource
 from elman.training.folder import Run
 from elman.training.loop import Record
 from elman.training.run import dry_run, resume, train
@@ -492,3 +495,21 @@ def test_where_documents_reset_the_state_estimates_reset_it_too(tmp_path: Path) 
     run = train(tmp_path / "rows.jsonl", out=tmp_path / "run", **options)
     assert [r["state_policy"] for r in run.records() if r["kind"] == "evaluation"] == ["reset"]
     assert elman.evaluate(run.path).evaluation.state_policy == "reset"
+
+
+def test_a_tokenizer_file_that_changed_since_is_noticed(corpus: Path, tmp_path: Path) -> None:
+    def write_tokenizer(size: int) -> None:
+        config = TokenizerConfig(level="bpe", max_size=size)
+        trained = train_tokenizer(config, StringSource(corpus.read_text("utf-8")))
+        (tmp_path / "tokenizer.json").write_text(json.dumps(trained.to_dict()["tokenizer"]), "utf-8")
+
+    write_tokenizer(300)
+    options = settings(max_updates=3) | {"tokenizer": {"level": "bpe", "path": str(tmp_path / "tokenizer.json")}}
+    run = train(corpus, out=tmp_path / "run", **options)
+    before = elman.evaluate(run.path).evaluation
+    write_tokenizer(280)
+    assert elman.evaluate(run.path).evaluation == before
+    with pytest.raises(ModelFileError, match="tokenizer_sha256"):
+        resume(run.path, max_updates=5)
+    (tmp_path / "tokenizer.json").unlink()
+    assert elman.evaluate(run.path).evaluation == before
