@@ -313,7 +313,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
+            super().__init__(*arguments, directory=str(folder))
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass

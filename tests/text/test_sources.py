@@ -448,7 +448,7 @@ def test_every_encoding_that_python_knows_reads_a_file_or_is_refused(tmp_path):
     assert not {"utf_8", "latin_1", "cp1252", "utf_16_le", "shift_jis"} & refused
 
 
-@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names are Unicode there")
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="Windows and macOS have no file names outside Unicode")
 def test_a_name_that_is_no_text_is_refused_at_opening(tmp_path):
     (tmp_path / "b\udcff.txt").write_text("x")
     for spec in (tmp_path / "b\udcff.txt", tmp_path, tmp_path / "*.txt"):

@@ -442,7 +442,7 @@ def _downloaded(name: str, download: Download, target: Path) -> Path:
     if not download.urls:
         raise UserError(f"{name} cannot be downloaded ({download.licence}); give {download.wanted}: {by_hand} FOLDER")
     try:
-        import pooch  # type: ignore[import-untyped]
+        import pooch  # type: ignore[import-untyped]  # ships no types
     except ImportError:
         raise MissingExtraError("pooch", "data", f"downloading {name}") from None
     get = pooch.HTTPDownloader(progressbar=False, timeout=30, headers={"User-Agent": "Mozilla/5.0 (elman)"})

@@ -333,7 +333,7 @@ class _FileSource(Source):
 
     def _parquet_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
         try:
-            import pyarrow  # type: ignore[import-untyped]
+            import pyarrow  # type: ignore[import-untyped]  # ships no types
             from pyarrow import parquet
         except ImportError:
             raise MissingExtraError("pyarrow", "data", f"reading {file.name}") from None

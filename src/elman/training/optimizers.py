@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a closure has no use here
         """Apply one update. Matrices of one block shape are orthogonalised together."""
         by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor, dict[str, Any]]]] = {}
         for group in self.param_groups:
