@@ -1,4 +1,4 @@
-"""Sampling: the distribution, the order of its cuts, prompts, stop strings, and text that appears as it is drawn."""
+"""Drawing texts: prompts, stop strings, text that appears as it is drawn, several texts at once."""
 
 from __future__ import annotations
 
@@ -11,114 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import elman.generation
-from elman.config import ModelConfig, SamplingConfig
-from elman.errors import ElmanError, TextError, UserError
-from elman.generation import Sampler, probabilities, read_prompt
+from elman.config import ModelConfig, SamplingConfig, TokenizerConfig
+from elman.errors import TextError, UserError
+from elman.generation import Sampler, TextStream, generate_batch
+from elman.model import Model
 from elman.models.contract import Head, LanguageModel
 from elman.models.file import Bundle
 from elman.models.kinds import build_model, model_config
 from elman.models.state import State
+from elman.reading import Reading
+from elman.text.bpe import BPETokenizer
+from elman.text.sources import Piece
 from elman.text.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
-
-# The distribution.
-
-
-def naively(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
-    """Temperature, top-k, top-p in that order, one number at a time."""
-    if temperature == 0:
-        return [float(index == logits.index(max(logits))) for index in range(len(logits))]
-    weights = [math.exp((logit - max(logits)) / temperature) for logit in logits]
-    if top_k:
-        smallest = sorted(weights, reverse=True)[:top_k][-1]
-        weights = [weight if weight >= smallest else 0.0 for weight in weights]
-    shares = [weight / sum(weights) for weight in weights]
-    if top_p < 1:
-        kept, reached = [0.0] * len(shares), 0.0
-        for index in sorted(range(len(shares)), key=lambda i: -shares[i]):
-            if reached >= top_p:
-                break
-            kept[index] = shares[index]
-            reached += shares[index]
-        shares = [share / sum(kept) for share in kept]
-    return shares
-
-
-def as_transformers_does(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """The warpers of Hugging Face's generate by their definition, which sorts from the least probable up."""
-    scores = logits.double() / temperature
-    if top_k:
-        scores = scores.masked_fill(scores < scores.topk(min(top_k, len(scores))).values[-1], -math.inf)
-    if top_p < 1:
-        ordered, order = scores.sort()
-        remove = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
-        remove[-1] = False
-        scores = scores.masked_fill(torch.zeros_like(remove).scatter(0, order, remove), -math.inf)
-    return scores.softmax(-1)
-
-
-SETTINGS = [
-    (temperature, top_k, top_p)
-    for temperature in (0.0, 0.05, 0.8, 1.0, 3.0)
-    for top_k in (0, 1, 3, 50)
-    for top_p in (1.0, 0.9, 0.35, 1e-6)
-]
-
-
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)
-def test_the_distribution_is_that_of_the_naive_form_and_of_transformers(temperature, top_k, top_p):
-    settings = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    for seed in range(5):
-        logits = 3 * torch.randn(20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        found = probabilities(logits, settings)
-        assert found.tolist() == pytest.approx(naively(logits.tolist(), temperature, top_k, top_p), abs=1e-12)
-        if temperature:
-            theirs = as_transformers_does(logits, temperature, top_k, top_p)
-            torch.testing.assert_close(found, theirs, rtol=0, atol=1e-12)
-
-
-@given(
-    st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=12),
-    st.sampled_from([0.0, 1e-300, 1e-3, 1.0, 1e6, 1e300]),
-    st.integers(0, 14),
-    st.floats(1e-9, 1.0),
-)
-def test_whatever_is_given_it_is_a_distribution(logits, temperature, top_k, top_p):
-    settings = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    found = probabilities(torch.tensor(logits, dtype=torch.float32), settings)
-    assert found.dtype == torch.float64
-    assert (found >= 0).all()
-    assert found.sum().item() == pytest.approx(1.0, abs=1e-12)
-    # Equal up to rounding: a high temperature makes close logits the same.
-    assert logits[found.argmax()] == pytest.approx(max(logits), rel=1e-6, abs=1e-6 * (1 + temperature))
-
-
-def test_temperature_goes_to_both_ends():
-    logits = torch.tensor([1.0, 2.0, 1.9])
-    assert probabilities(logits, SamplingConfig(temperature=1e-9)).tolist() == [0.0, 1.0, 0.0]
-    assert probabilities(logits, SamplingConfig(temperature=1e9)).tolist() == pytest.approx([1 / 3] * 3)
-    assert probabilities(torch.tensor([2.0, 5.0, 5.0]), SamplingConfig(temperature=0)).tolist() == [0.0, 1.0, 0.0]
-
-
-def test_logits_that_are_ruled_out_stay_out():
-    logits = torch.tensor([-math.inf, 0.0, 0.0])
-    for settings in (SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_p=0.9, top_k=2)):
-        assert probabilities(logits, settings)[0] == 0
-
-
-def test_the_logits_given_are_not_changed():
-    logits = torch.randn(9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    before = logits.clone()
-    probabilities(logits, SamplingConfig(temperature=0.5, top_k=3, top_p=0.5))
-    assert torch.equal(logits, before)
-
-
-@pytest.mark.parametrize("logits", [[0.0, math.nan], [0.0, math.inf], [-math.inf, -math.inf]])
-def test_damaged_logits_are_an_error(logits):
-    for temperature in (0.0, 1.0):
-        with pytest.raises(ElmanError, match="logits hold NaN or infinity"):
-            probabilities(torch.tensor(logits), SamplingConfig(temperature=temperature))
-
 
 # A model that says what it is told to.
 
@@ -198,6 +102,7 @@ def test_a_text_ends_at_its_length(length):
         (["world", "lo"], "hel"),
         (["l", "llo"], "he"),
         (["llo", "l"], "he"),
+        (["hello", "ell"], "h"),
         (["o, wo", "o, x"], "hell"),
     ],
 )
@@ -242,6 +147,56 @@ def test_a_piece_never_ends_inside_a_character():
     cut = sampler(saying(text, ByteTokenizer()), max_new_tokens=4).run()
     assert cut.text == "aß�"
     assert list(sampler(saying(text, ByteTokenizer()), stop=["猫"])) == ["a", "ß"]
+
+
+def bpe(text: str, size: int = 300) -> BPETokenizer:
+    return BPETokenizer.train(TokenizerConfig(level="bpe", max_size=size), [Piece(text, starts_document=True)])
+
+
+MANY_SCRIPTS = "ab ba 猫は月を見た 👩\u200d👩\u200d👧 🙂🙂 e\u0301 Ä ß 한글 \U0010ffff\n"
+OF_MANY_BYTES = (ByteTokenizer(), bpe(MANY_SCRIPTS * 9, 270), bpe(MANY_SCRIPTS * 9, 400))
+
+
+def up_to_a_stop(text: str, stop: list[str]) -> str:
+    """The text before the stop string that is complete first."""
+    for end in range(len(text) + 1):
+        if begins := [end - len(s) for s in stop if text[:end].endswith(s)]:
+            return text[: min(begins)]
+    return text
+
+
+@pytest.mark.parametrize("tokenizer", OF_MANY_BYTES, ids=["bytes", "bpe", "longer bpe"])
+@given(
+    text=st.text(st.sampled_from(MANY_SCRIPTS) | st.characters(codec="utf-8"), max_size=12),
+    stop=st.lists(st.text(st.sampled_from(MANY_SCRIPTS), min_size=1, max_size=3), max_size=2),
+)
+def test_pieces_hold_whole_characters_and_joined_are_the_text_up_to_a_stop_string(tokenizer, text, stop):
+    stream = TextStream(tokenizer, stop=stop)
+    pieces = []
+    for token in tokenizer.encode(text).tolist():
+        pieces.append(stream.feed(token))
+        if stream.has_stopped:
+            break
+    else:
+        pieces.append(stream.flush())
+    assert "".join(pieces) == up_to_a_stop(text, stop)
+    assert stream.has_stopped == any(string in text for string in stop)
+    assert all("\ufffd" not in piece for piece in pieces if "\ufffd" not in text)
+
+
+@pytest.mark.parametrize("tokenizer", OF_MANY_BYTES, ids=["bytes", "bpe", "longer bpe"])
+@given(data=st.data())
+def test_whatever_tokens_are_drawn_the_pieces_are_the_text(tokenizer, data):
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.size - 1), max_size=12))
+    stream = TextStream(tokenizer)
+    pieces = [stream.feed(token) for token in tokens]
+    assert "".join(pieces) + stream.flush() == tokenizer.decode(tokens)
+
+
+def test_a_stop_string_may_be_what_an_unfinished_character_is_shown_as():
+    writer = sampler(saying("aß", ByteTokenizer()), max_new_tokens=2, stop=["\ufffd"])
+    assert list(writer) == ["a"]
+    assert writer.result.finish_reason == "stop"
 
 
 def test_an_empty_stop_string_is_refused():
@@ -292,10 +247,9 @@ def test_temperature_zero_takes_the_most_probable_token_whatever_the_seed(bundle
 
 
 def test_tokens_come_as_often_as_their_probability_says(bundle):
-    logits, _ = read_prompt(bundle, "fade")
-    logits = logits.detach().clone()
-    logits[TOKENIZER.unknown_id] = -math.inf
-    expected = probabilities(logits, SamplingConfig(temperature=0.8)).tolist()
+    scores = Reading.start(bundle).read("fade").logits_V / 0.8
+    scores[TOKENIZER.unknown_id] = -math.inf
+    expected = torch.tensor(scores).softmax(0).tolist()
     settings = SamplingConfig(max_new_tokens=1, temperature=0.8)
     count = 800
     drawn = Counter(Sampler(bundle, "fade", settings=settings, seed=seed).run().tokens[:1] for seed in range(count))
@@ -312,24 +266,6 @@ def test_what_stands_for_no_text_is_never_drawn(bundle):
     for temperature in (0.0, 1.0):
         settings = SamplingConfig(max_new_tokens=30, temperature=temperature)
         assert TOKENIZER.unknown_id not in Sampler(bundle, settings=settings).run().tokens
-
-
-def test_a_prompt_is_read_from_the_boundary_on_in_pieces_of_any_length(bundle, monkeypatch):
-    prompt = "abcdef" * 5
-    tokens = torch.tensor([[TOKENIZER.boundary_id, *TOKENIZER.encode(prompt)]])
-    expected = bundle.network(tokens, bundle.network.initial_state(1))
-    for length in (1, 7, 31, 1024):
-        monkeypatch.setattr(elman.generation, "_PROMPT_PIECE", length)
-        logits, state = read_prompt(bundle, prompt)
-        torch.testing.assert_close(logits, expected.logits_BTV[0, -1], rtol=0, atol=1e-12)
-        for name, tensor in expected.state.tensors.items():
-            torch.testing.assert_close(state.tensors[name], tensor, rtol=0, atol=1e-12)
-
-
-def test_an_empty_prompt_is_the_boundary_alone(bundle):
-    logits, _ = read_prompt(bundle, "")
-    expected = bundle.network(torch.tensor([[TOKENIZER.boundary_id]]), bundle.network.initial_state(1))
-    assert torch.equal(logits, expected.logits_BTV[0, 0])
 
 
 def test_characters_that_the_model_never_saw_are_listed_or_skipped(bundle):
@@ -354,3 +290,119 @@ def test_a_word_that_follows_a_prompt_is_parted_from_it_once(prompt):
     drawn = sampler(saying(f"{prompt} cat sat", tokenizer), prompt).run().text
     assert (prompt + drawn).split() == [*prompt.split(), "cat", "sat"]
     assert "  " not in prompt + drawn
+
+
+# Settings reach the draw.
+
+
+def test_penalties_and_bans_reach_the_text(bundle):
+    def text(**settings):
+        return Sampler(bundle, "ab", settings=SamplingConfig(max_new_tokens=30, **settings), seed=3).run().text
+
+    assert "e" in text()
+    assert "e" not in text(bad_words=("e",))
+    assert set(text(logit_bias={"e": 100})) == {"e"}
+    grams = ["ab" + text(no_repeat_ngram_size=2, temperature=0.0)]
+    pairs = [gram[i : i + 2] for gram in grams for i in range(len(gram) - 1)]
+    assert len(pairs) == len(set(pairs))
+    with torch.no_grad():
+        bundle.network.head.bias[TOKENIZER.boundary_id] = 30.0
+    assert len(text()) == 0
+    assert len(text(min_new_tokens=7)) == 7
+    assert len(text(suppress_tokens=(TOKENIZER.boundary_id,))) == 30
+
+
+def test_beams_find_a_text_that_is_no_less_probable_than_the_greedy_one(bundle):
+    def nats(tokens):
+        row = torch.tensor([[TOKENIZER.boundary_id, *TOKENIZER.encode("ab"), *tokens]])
+        with torch.no_grad():
+            logits = bundle.network(row, bundle.network.initial_state(1)).logits_BTV[0]
+        logits[:, TOKENIZER.unknown_id] = -math.inf
+        log_probs = logits.log_softmax(-1)
+        return -sum(float(log_probs[2 + i, token]) for i, token in enumerate(tokens))
+
+    greedy = Sampler(bundle, "ab", settings=SamplingConfig(max_new_tokens=8, temperature=0)).run()
+    writer = Sampler(bundle, "ab", settings=SamplingConfig(max_new_tokens=8, num_beams=8))
+    assert "".join(writer) == writer.result.text
+    assert writer.result.finish_reason == "length"
+    assert nats(writer.result.tokens) <= nats(greedy.tokens)
+    assert writer.end.text == "ab" + writer.result.text
+    banned = writer.result.text[:2]
+    settings = SamplingConfig(max_new_tokens=8, num_beams=8, bad_words=(banned,))
+    assert banned not in Sampler(bundle, settings=settings).run().text
+
+
+def test_beams_end_at_the_boundary_and_at_stop_strings():
+    settings = SamplingConfig(num_beams=3)
+    said = Sampler(saying("hello, world"), settings=settings).run()
+    assert (said.text, said.finish_reason) == ("hello, world", "boundary")
+    stopped = Sampler(saying("hello, world"), settings=settings, stop=["wor"]).run()
+    assert (stopped.text, stopped.finish_reason) == ("hello, ", "stop")
+    polled = iter([False, False, True])
+    cut = Sampler(saying("hello, world"), settings=settings, should_stop=lambda: next(polled)).run()
+    assert (cut.text, cut.finish_reason) == ("hel", "interrupted")
+    empty = Sampler(saying("hello"), settings=SamplingConfig(num_beams=3, max_new_tokens=0)).run()
+    assert (empty.text, empty.finish_reason) == ("", "length")
+
+
+# Several texts at once.
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 1.5, "repetition_penalty": 1.3, "top_p": 0.9}, {"num_beams": 2}, {"max_new_tokens": 0}],
+)
+def test_texts_drawn_side_by_side_are_those_drawn_alone(bundle, settings):
+    with torch.no_grad():
+        bundle.network.head.bias[TOKENIZER.boundary_id] = 1.0  # so that they end at different lengths
+    config = SamplingConfig(**({"max_new_tokens": 25} | settings))
+    prompts, seeds = ["", "abc", "abc", "f" * 40, "", "bad"], [4, 4, 5, 6, 7, 8]
+    together = generate_batch(bundle, prompts, seeds=seeds, settings=config, stop=["cab"])
+    alone = [
+        Sampler(bundle, prompt, seed=seed, settings=config, stop=["cab"]).run()
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
+    assert together == alone
+    if not settings:
+        assert len({len(generated.tokens) for generated in together}) > 2
+    assert generate_batch(bundle, [], seeds=[]) == []
+
+
+def test_a_model_draws_several_texts_for_several_prompts(bundle):
+    model = Model(bundle.network, bundle.tokenizer)
+    drawn = model.generate_batch(["a", "b"], num_samples=2, seed=5, max_new_tokens=9)
+    assert drawn == [model.generate("aabb"[i], seed=5 + i, max_new_tokens=9) for i in range(4)]
+
+
+# Going on.
+
+
+@pytest.mark.parametrize("cut", [0, 1, 13])
+@pytest.mark.parametrize(
+    "settings", [{}, {"frequency_penalty": 1.0, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3}]
+)
+def test_going_on_from_a_place_gives_the_text_that_would_have_come(bundle, cut, settings):
+    whole = Sampler(bundle, "abc", seed=2, settings=SamplingConfig(max_new_tokens=30, **settings)).run()
+    first = Sampler(bundle, "abc", seed=2, settings=SamplingConfig(max_new_tokens=cut, **settings))
+    drawn = first.run()
+    rest = SamplingConfig(max_new_tokens=30 - cut, **settings)
+    assert drawn.tokens + Sampler(bundle, start=first.end, seed=2, settings=rest).run().tokens == whole.tokens
+    assert first.end.text == "abc" + drawn.text
+
+
+def test_a_character_that_was_cut_is_completed():
+    text = "aß猫🙂b"
+    bundle = saying(text, ByteTokenizer())
+    for cut in range(1, 11):
+        first = sampler(bundle, max_new_tokens=cut)
+        first.run()
+        assert "".join(list(sampler(bundle, start=first.end))[1:]) in text
+        assert sampler(bundle, start=first.end).run().text == text[len(text.encode()[:cut].decode(errors="ignore")) :]
+
+
+def test_a_word_model_goes_on_with_a_space_where_none_stands():
+    tokenizer = WordTokenizer(["the", "cat", "sat"])
+    bundle = saying("the cat sat", tokenizer)
+    first = sampler(bundle, max_new_tokens=2)
+    assert first.run().text == "the cat"
+    assert sampler(bundle, start=first.end).run().text == " sat"

@@ -1,4 +1,4 @@
-"""The linear recurrence in all its forms against loops in NumPy, closed forms and finite differences."""
+"""The linear recurrence in all its forms against loops in NumPy, closed forms and finite differences; convolutions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import elman.scan
-from elman.scan import linear_recurrence
+from elman.cells.primitives import short_convolution
+from elman.scan import causal_convolution, linear_recurrence
 
 BACKENDS = ("sequential", "parallel", "compiled")
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -155,3 +156,67 @@ def test_without_a_wish_the_form_follows_from_length_dtype_and_device(steps, dty
         monkeypatch.setattr(elman.scan, name, lambda *given, name=name: (name, given))
     like = torch.zeros(2, steps, 3, dtype=dtype, device=device)
     assert linear_recurrence(like, like, like[:, 0])[0] == chosen
+
+
+# The short convolution.
+
+
+def convolved(steps, dtype=torch.float64, rows=3):
+    """An input, the inputs before it, weights and biases of a convolution of four inputs."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((rows, steps, 5), (rows, 3, 5), (5, 4), (5,))
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def convolution_gradients(given, convolution):
+    """Outputs, what is carried on, and the gradients of a loss of both."""
+    y, carried = convolution(*given)
+    return y, carried, *torch.autograd.grad(y.sin().sum() + carried.cos().sum(), given)
+
+
+def step_by_step(x, before, weight, bias):
+    outputs = []
+    for x_BI in x.unbind(1):
+        y, before = short_convolution(x_BI, before, weight, bias)
+        outputs.append(y)
+    return torch.stack(outputs, 1), before
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 513])
+def test_the_convolution_of_a_segment_is_that_of_its_steps_in_value_and_gradient(steps, dtype, tolerance):
+    given = convolved(steps, dtype)
+    for found, expected in zip(
+        convolution_gradients(given, causal_convolution), convolution_gradients(given, step_by_step), strict=True
+    ):
+        assert found.dtype == dtype
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def test_a_convolution_without_biases_has_biases_of_zero():
+    x, before, weight, bias = convolved(7)
+    found, _ = causal_convolution(x, before, weight)
+    assert torch.equal(found, causal_convolution(x, before, weight, torch.zeros_like(bias))[0])
+
+
+@pytest.mark.global_rng
+def test_gradients_of_the_convolution_of_both_orders_are_those_of_finite_differences():
+    given = convolved(3, rows=1)
+    assert torch.autograd.gradcheck(causal_convolution, given)
+    assert torch.autograd.gradgradcheck(causal_convolution, given)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_the_number_of_threads_changes_no_bit_of_a_convolution(rows, monkeypatch):
+    given = convolved(9, rows=rows)
+    alone = convolution_gradients(given, causal_convolution)
+    monkeypatch.setattr(elman.scan, "_MIN_NUMBERS_PER_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert all(map(torch.equal, convolution_gradients(given, causal_convolution), alone))
+
+
+def test_a_convolution_that_is_not_compiled_gives_the_same(monkeypatch):
+    given = convolved(9)
+    expected = convolution_gradients(given, causal_convolution)
+    monkeypatch.setattr(elman.scan, "backend_for", lambda like: "parallel")
+    torch.testing.assert_close(convolution_gradients(given, causal_convolution), expected, **EXACT)

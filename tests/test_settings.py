@@ -10,7 +10,7 @@ import pytest
 
 from elman.cells import cell_names
 from elman.errors import ConfigError
-from elman.models.kinds import kind_names
+from elman.models.kinds import kind_names, model_config_class
 from elman.settings import Config, load_preset, preset_names, resolve
 
 
@@ -195,5 +195,5 @@ def test_every_setting_has_a_help_text():
 
     sections = {name: type(getattr(resolve(), name)) for name in ("data", "text", "tokenizer", "training", "evaluation",
                                                                   "sampling", "checkpoint")}  # fmt: skip
-    kinds = {f"model({kind})": type(resolve({"model": {"kind": kind}}).model) for kind in kind_names()}
+    kinds = {f"model({kind})": model_config_class(kind) for kind in kind_names()}
     assert [m for name, section in (sections | kinds).items() for m in missing(section, f"{name}.")] == []

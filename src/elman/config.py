@@ -73,6 +73,24 @@ class DataConfig(Section):
     """Share of the characters held out for the final evaluation, taken from the end; 0: none."""
     reset_at_documents: bool = False
     """Put the state back to its initial value at every document border."""
+    pairs: bool = False
+    """The text is examples of a source and a target: the target is learned, each example from the initial state."""
+    source_field: str | None = None
+    """The field or column that holds the source of a pair; none: `source`, or the first column without a header."""
+    target_field: str | None = None
+    """The field or column that holds the target of a pair; none: `target`, or the second column without a header."""
+    reverse_source: bool = False
+    """Read the tokens of each source in reverse order (Sutskever et al. 2014)."""
+
+    @model_validator(mode="after")
+    def _pairs_are_asked_for(self) -> DataConfig:
+        if not self.pairs:
+            for name in ("source_field", "target_field", "reverse_source"):
+                if value := getattr(self, name):
+                    raise ValueError(f"{name} {value!r} has no meaning without pairs: set data.pairs true")
+        elif (self.source_field or "source") == (self.target_field or "target"):
+            raise ValueError("source_field and target_field name one field: give two")
+        return self
 
     @model_validator(mode="after")
     def _leaves_something_to_train_on(self) -> DataConfig:
@@ -156,10 +174,55 @@ class EmbeddingConfig(ModelConfig):
 
 
 class StackConfig(EmbeddingConfig):
-    """Embedding, dropout, recurrent layers of one cell, output."""
+    """Embedding, dropout, recurrent layers, output; what may stand around the cell of every layer."""
+
+    residual: bool = False
+    """Add each layer's input to its output; needs equal widths."""
+    norm: Literal["none", "layer", "rms"] = "none"
+    """Normalise what each cell and feed-forward network reads, and the last output: layer or root mean square."""
+    convolution_size: NonNegativeInt = 0
+    """Each cell reads a weighted sum, unit by unit, of its last so many inputs; 0: the input as it is."""
+    feedforward_size: NonNegativeInt = 0
+    """Width of a gated feed-forward network (SwiGLU) after each cell; 0: none."""
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        """The cell of each layer, from the first."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _surroundings_fit(self) -> Self:
+        if self.feedforward_size and not self.residual:
+            raise ValueError("feedforward_size needs residual: set residual true as well")
+        if self.convolution_size == 1:
+            raise ValueError("convolution_size 1 would mix no inputs: give 0 for none, or 2 and more")
+        return self
+
+
+class UniformStackConfig(StackConfig):
+    """A stack of one cell, which is the model's kind."""
 
     num_layers: PositiveInt = 1
     """Number of recurrent layers L."""
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        return (self.kind,) * self.num_layers
+
+
+def _as_names(value: Any) -> Any:
+    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+
+
+class MixedStackConfig(StackConfig):
+    """A stack of several cells."""
+
+    layers: Annotated[tuple[str, ...], BeforeValidator(_as_names), Field(min_length=1)] = ("mingru", "lstm")
+    """The cell of each layer, from the first, as in `lstm,mamba,lstm`; each cell's own settings hold for its layers."""
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        return self.layers
 
 
 class WindowConfig(EmbeddingConfig):
@@ -171,6 +234,43 @@ class WindowConfig(EmbeddingConfig):
     """Width H of the hidden layer."""
     direct_connections: bool = False
     """A linear map from the embeddings of the window straight to the output, beside the hidden layer."""
+
+
+class Seq2SeqConfig(EmbeddingConfig):
+    """An encoder that reads the source into a state of fixed size, and a decoder that writes the target from it."""
+
+    cell: str = "lstm"
+    """The cell of encoder and decoder, one that Elman brings, with that cell's default settings."""
+    hidden_size: PositiveInt = 256
+    """Width H of the layers of encoder and decoder."""
+    num_layers: PositiveInt = 1
+    """Number of layers L of the encoder, and of the decoder."""
+    share_embedding: bool = True
+    """Encoder and decoder read tokens through one embedding; if not, each has its own."""
+
+    @field_validator("cell")
+    @classmethod
+    def _is_no_code(cls, value: str) -> str:
+        if ":" in value:
+            raise ValueError(f"cell {value!r} is a path; accepted: the name of a cell that Elman brings, such as lstm")
+        return value
+
+
+class CountedConfig(ModelConfig):
+    """What every model has that is counted and not trained, for which most of ``training`` has no meaning."""
+
+
+class NgramConfig(CountedConfig):
+    """How often each sequence of up to ``order`` tokens occurs, made into probabilities by a smoothing."""
+
+    order: Annotated[int, Field(ge=1, le=20)] = 6
+    """Tokens of the longest n-gram, the predicted one counted: it is predicted from order - 1."""
+    smoothing: Literal["kneser_ney", "add_k", "stupid_backoff"] = "kneser_ney"
+    """What becomes of n-grams never seen; `kneser_ney` is the interpolated modified one, the others are lessons."""
+    add_k: Annotated[float, Field(ge=1e-9, le=1e9)] = 0.1
+    """What is added to every count."""
+
+    meaningful = {"add_k": ("smoothing", ("add_k",))}
 
 
 class CellConfig(Section):
@@ -215,6 +315,8 @@ class TrainingConfig(Section):
     """What `plateau` divides the rate by."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Global gradient norm above which the gradient is scaled down to it; none: never."""
+    spike_deviations: PositiveFloat | None = 6.0
+    """Skip a batch whose loss is so many standard deviations above the last 128; none: only what is not finite."""
     max_updates: PositiveInt | None = None
     """Budget in optimiser updates; the first budget reached ends training."""
     max_epochs: PositiveFloat | None = None
@@ -252,6 +354,30 @@ class EvaluationConfig(Section):
     """Estimate on the first tokens of the validation part only, recorded with it; none: on all of it."""
 
 
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
+OpenAIPenalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+BiasedText = Annotated[str, Field(min_length=1)]
+
+
+def _as_biases(value: Any) -> Any:
+    """From ``TEXT=BIAS``, as the command line has it, or a mapping from texts or token ids to biases."""
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    entries = (value,) if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple):
+        return value
+    return tuple(_as_bias(entry) for entry in entries)
+
+
+def _as_bias(entry: Any) -> Any:
+    if not isinstance(entry, str):
+        return entry
+    text, equals, bias = entry.rpartition("=")
+    if not equals:
+        raise ValueError(f"{entry!r} is no TEXT=BIAS, such as 'the=-2'")
+    return text, bias
+
+
 class SamplingConfig(Section):
     """Texts drawn during training and by `elman sample`."""
 
@@ -263,12 +389,54 @@ class SamplingConfig(Section):
     """Temperatures of the samples in training."""
     max_new_tokens: NonNegativeInt = 300
     """Tokens drawn at most."""
+    min_new_tokens: NonNegativeInt = 0
+    """Tokens before which the text does not end by itself."""
+    logit_bias: Annotated[tuple[tuple[BiasedText | NonNegativeInt, float], ...], BeforeValidator(_as_biases)] = ()
+    """TEXT=BIAS: added to the logit of the last token of a text where its others stand before it."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Above 1 makes every token of the prompt and the text less probable, below 1 more."""
+    frequency_penalty: OpenAIPenalty = 0.0
+    """Subtracted from a token's logit for each time it was drawn."""
+    presence_penalty: OpenAIPenalty = 0.0
+    """Subtracted once from the logit of every token that was drawn."""
+    no_repeat_ngram_size: NonNegativeInt = 0
+    """No sequence of this many tokens comes a second time; 0: any may."""
+    bad_words: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that are never completed."""
+    suppress_tokens: tuple[NonNegativeInt, ...] = ()
+    """Ids of tokens that are never drawn."""
     temperature: NonNegativeFloat = 0.8
     """Divides the logits; 0 takes the most probable token."""
     top_k: NonNegativeInt = 0
     """Keep the k most probable tokens; 0 keeps all."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_p: PositiveFraction = 1.0
     """Keep the smallest set of most probable tokens whose probabilities reach p."""
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Keep tokens at least this times as probable as the most probable one; 0 keeps all."""
+    typical_p: PositiveFraction = 1.0
+    """Keep the tokens whose surprisal is nearest to the entropy, up to this probability; 1 keeps all."""
+    epsilon_cutoff: Fraction = 0.0
+    """Keep tokens of at least this probability; 0 keeps all."""
+    eta_cutoff: Fraction = 0.0
+    """The same with a threshold that falls with the entropy; 0 keeps all."""
+    num_beams: PositiveInt = 1
+    """Above 1: beam search over so many beams in place of drawing."""
+    length_penalty: float = 1.0
+    """Beams are compared by log-probability / length^penalty: above 0 favours longer texts."""
+
+    @model_validator(mode="after")
+    def _settings_fit_each_other(self) -> Self:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens ({self.min_new_tokens}) is more than max_new_tokens ({self.max_new_tokens})"
+            )
+        if self.num_beams == 1 and self.length_penalty != 1.0:
+            raise ValueError("length_penalty has no meaning without num_beams of 2 or more")
+        filters = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+        given = [name for name in filters if getattr(self, name) != type(self).model_fields[name].default]
+        if self.num_beams > 1 and given:
+            raise ValueError(f"{given[0]} has no meaning for num_beams {self.num_beams}, only where tokens are drawn")
+        return self
 
 
 class CheckpointConfig(Section):

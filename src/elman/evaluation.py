@@ -13,13 +13,14 @@ import bz2
 import lzma
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 
+from elman.data.pairs import Pairs
 from elman.data.streams import Segment, Streams
 from elman.errors import UserError
 from elman.metrics import Score
@@ -39,7 +40,8 @@ class Evaluation:
     """A score and how it was taken."""
 
     score: Score
-    state_policy: StatePolicy
+    state_policy: StatePolicy | Literal["pairs"]
+    """``pairs``: every target given its source, each example from the initial state."""
     num_streams: int
     num_documents: int
     num_unknown: int
@@ -99,20 +101,7 @@ def evaluate_split(
     else:
         num_streams = min(num_streams, num_targets)
         segments = iter(Streams(tokens, num_streams, length))
-    # In float64 a uniform model costs ln V to the last digit; MPS has no float64.
-    softmax_dtype = network.dtype if network.device.type == "mps" else torch.float64
-    nats_total, num_scored = 0.0, 0
-    with torch.no_grad():
-        for segment in segments:
-            if should_stop():
-                raise Interrupted
-            if segment.starts_epoch:
-                state = network.initial_state(segment.tokens_BT.shape[0])
-            features_BTF, state = network.features(segment.tokens_BT.to(network.device), state)
-            targets_BT, weight_BT = segment.targets_BT.to(network.device), segment.weight_BT.to(network.device)
-            nats_BT = network.head.nll(features_BTF, targets_BT, weight_BT, dtype=softmax_dtype)
-            nats_total += nats_BT.sum(dtype=torch.float64).item()
-            num_scored += segment.num_targets
+    nats_total, num_scored = _nats(network, segments, should_stop)
     whole = num_scored == len(split.tokens) - 1
     loses_text = not tokenizer.lossless or split.num_unknown > 0 or not whole
     return Evaluation(
@@ -128,6 +117,68 @@ def evaluate_split(
         num_unknown=split.num_unknown,
         vocab_size=network.vocab_size,
     )
+
+
+def evaluate_pairs(
+    network: LanguageModel,
+    split: Split,
+    tokenizer: Tokenizer,
+    *,
+    reverse_source: bool = False,
+    num_rows: int = 16,
+    max_targets: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Score the targets of a corpus of pairs, each given its source, from the initial state.
+
+    All figures are those of the targets alone: their tokens with the boundary that ends each, characters and bytes.
+
+    Args:
+        network: the model; it is not changed.
+        split: sources and targets in turn, and the counts of the text.
+        tokenizer: the one that made the tokens.
+        reverse_source: read the tokens of each source in reverse order.
+        num_rows: examples read at once; the result does not depend on it.
+        max_targets: score the first examples only, up to so many targets.
+        should_stop: polled between batches.
+
+    Raises:
+        Interrupted: ``should_stop()`` was true.
+    """
+    pairs = Pairs(split.tokens, num_rows, tokenizer.boundary_id, reverse_source, max_targets=max_targets)
+    nats_total, num_scored = _nats(network, pairs, should_stop)
+    chars, num_bytes = 0, 0
+    if keeps_text := tokenizer.lossless and not split.num_unknown:
+        for example in range(pairs.num_examples):
+            target = tokenizer.decode(pairs.target(example))
+            chars, num_bytes = chars + len(target), num_bytes + len(target.encode())
+    return Evaluation(
+        score=Score(nats_total, num_scored, chars if keeps_text else None, num_bytes if keeps_text else None),
+        state_policy="pairs",
+        num_streams=num_rows,
+        num_documents=2 * pairs.num_examples,
+        num_unknown=split.num_unknown,
+        vocab_size=network.vocab_size,
+    )
+
+
+def _nats(network: LanguageModel, segments: Iterable[Segment], should_stop: Callable[[], bool]) -> tuple[float, int]:
+    """The sum of nats over all segments, and the number of targets."""
+    # In float64 a uniform model costs ln V to the last digit; MPS has no float64.
+    softmax_dtype = network.dtype if network.device.type == "mps" else torch.float64
+    nats_total, num_scored = 0.0, 0
+    with torch.no_grad():
+        for segment in segments:
+            if should_stop():
+                raise Interrupted
+            if segment.starts_anew:
+                state = network.initial_state(segment.tokens_BT.shape[0])
+            features_BTF, state = network.features(segment.tokens_BT.to(network.device), state)
+            targets_BT, weight_BT = segment.targets_BT.to(network.device), segment.weight_BT.to(network.device)
+            nats_BT = network.head.nll(features_BTF, targets_BT, weight_BT, dtype=softmax_dtype)
+            nats_total += nats_BT.sum(dtype=torch.float64).item()
+            num_scored += segment.num_targets
+    return nats_total, num_scored
 
 
 def _document_rows(tokens: np.ndarray, boundary_id: int, num_rows: int, length: int) -> Iterator[Segment]:
@@ -156,7 +207,7 @@ def _document_rows(tokens: np.ndarray, boundary_id: int, num_rows: int, length: 
                 weight_BT=torch.from_numpy(weight),
                 reset_BT=None,
                 num_targets=int(weight.sum()),
-                starts_epoch=time == 0,
+                starts_anew=time == 0,
             )
 
 

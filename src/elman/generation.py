@@ -1,28 +1,28 @@
-"""Draw text from a model, one token at a time, from a carried state.
+"""Draw text from a model, token by token, one text or several at once; every piece as soon as it is certain.
 
-Shape letters: V vocabulary. The order is that of Hugging Face's ``generate``: temperature, top-k, top-p.
+Shape letters: B rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from elman.beam import beam_search
+from elman.choosing import Chooser, Floats, Rules, choose
 from elman.config import SamplingConfig
-from elman.errors import ElmanError, TextError, UserError
+from elman.errors import ElmanError, UserError
 from elman.models.file import Bundle
-from elman.models.noise import derived_seed
 from elman.models.state import State
+from elman.reading import Reading, Unknown, read_tokens
+from elman.text.tokenizers import Tokenizer
 
 FinishReason = Literal["length", "stop", "boundary", "interrupted"]
-Unknown = Literal["error", "skip"]
 
-_PROMPT_PIECE = 1024  # tokens of a prompt read at once
+_LONGEST_CHARACTER = 4  # in tokens, where a token is a byte
 
 
 @dataclass(frozen=True)
@@ -37,66 +37,99 @@ class Generated:
     seed: int
 
 
-def probabilities(logits_V: Tensor, settings: SamplingConfig) -> Tensor:
-    """The distribution that a token is drawn from: (V,), float64, positive where kept, summing to one.
+class TextStream:
+    """Tokens in, text out: never half a character, never the beginning of a stop string that may still come.
 
-    Logits are shifted by their maximum before they are divided, so that any positive temperature works; temperature
-    0 puts all on the most probable token (the first of equals). ``top_k`` keeps the k largest; ``top_p`` then keeps
-    the smallest set of most probable tokens whose probabilities reach p (Holtzman et al. 2020,
-    https://arxiv.org/abs/1904.09751), one at least.
-
-    Raises:
-        ElmanError: the logits hold NaN or positive infinity, or nothing finite.
+    Args:
+        tokenizer: the model's.
+        after: the reading that the text goes on from; words are parted from what stands before.
+        stop: strings that end the text wherever tokens cut them. The first to be complete counts; of those complete
+            at the same character, the longest.
     """
-    logits_V = logits_V.double()
-    largest = logits_V.max()
-    if not largest.isfinite():
-        raise ElmanError("the model's logits hold NaN or infinity: its weights are damaged or training diverged")
-    shifted_V = logits_V - largest
-    if settings.temperature == 0:
-        probabilities_V = torch.zeros_like(shifted_V)
-        probabilities_V[logits_V.argmax()] = 1.0
-        return probabilities_V
-    scores_V = shifted_V / settings.temperature
-    if 0 < settings.top_k < len(scores_V):
-        kth = scores_V.topk(settings.top_k).values[-1]
-        scores_V = scores_V.masked_fill(scores_V < kth, -math.inf)
-    probabilities_V = scores_V.softmax(0)
-    if settings.top_p < 1.0:
-        ordered, order = probabilities_V.sort(descending=True, stable=True)
-        beyond = ordered.cumsum(0) - ordered >= settings.top_p
-        beyond[0] = False
-        probabilities_V[order[beyond]] = 0.0
-        probabilities_V = probabilities_V / probabilities_V.sum()
-    return probabilities_V
+
+    def __init__(self, tokenizer: Tokenizer, after: Reading | None = None, stop: Sequence[str] = ()) -> None:
+        self._decoder, self._stop, self._held = tokenizer.decoder(), tuple(stop), ""
+        for token in after.tokens[-_LONGEST_CHARACTER:] if after else ():
+            self._decoder.feed(token)
+        self._is_parted = after is not None and after.is_parted
+        self.has_stopped = False
+
+    def feed(self, token: int) -> str:
+        """The text that is certain now, possibly none."""
+        piece = self._decoder.feed(token)
+        if self._is_parted:
+            piece, self._is_parted = piece.removeprefix(" "), False
+        return self._certain(piece, is_last=False)
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the tokens."""
+        return self._certain(self._decoder.flush(), is_last=True)
+
+    def _certain(self, piece: str, *, is_last: bool) -> str:
+        text = self._held + piece
+        found = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
+        if found:
+            self.has_stopped, self._held = True, ""
+            return text[: min(found)[1]]
+        keep = 0 if is_last else max(self._possible_stops(text), default=0)
+        ready, self._held = text[: len(text) - keep], text[len(text) - keep :]
+        return ready
+
+    def _possible_stops(self, text: str) -> Iterator[int]:
+        """Lengths of the ends of the text that are beginnings of a stop string."""
+        return (n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n]))
 
 
-def read_prompt(bundle: Bundle, prompt: str, *, unknown: Unknown = "error") -> tuple[Tensor, State]:
-    """Read the boundary and then the prompt, of any length: logits (V,) of the next token, and the state."""
-    tokenizer, network = bundle.tokenizer, bundle.network
-    if unknown == "error" and (missing := tokenizer.unknown_characters(prompt)):
-        shown = " ".join(repr(character) for character in missing[:20])
-        raise TextError(
-            f"the prompt holds {len(missing)} characters or words that the model never saw: {shown}; "
-            "take them out, or give --unknown skip"
-        )
-    tokens = [tokenizer.boundary_id, *tokenizer.encode(prompt, unknown="skip").tolist()]
-    state = network.initial_state(1)
-    for start in range(0, len(tokens), _PROMPT_PIECE):
-        piece_BT = torch.tensor([tokens[start : start + _PROMPT_PIECE]], device=network.device)
-        features_BTF, state = network.features(piece_BT, state)
-    return network.head.logits(features_BTF[:, -1:])[0, 0], state
+class _Text:
+    """One text while it is drawn, without the model."""
+
+    def __init__(self, start: Reading, rules: Rules, seed: int, stop: Sequence[str]) -> None:
+        self.chooser = Chooser(rules, seed=seed, tokens=start.tokens, num_given=start.num_given)
+        self.tokens: list[int] = []
+        self._stream = TextStream(start.bundle.tokenizer, start, stop)
+        self._pieces: list[str] = []
+        self.reason: FinishReason | None = None if rules.settings.max_new_tokens else "length"
+
+    def take(self, token: int) -> str:
+        """The text that a drawn token makes certain; the reason is set once the text has ended."""
+        rules = self.chooser.rules
+        if token == rules.boundary_id:
+            return self.finish("boundary")
+        self.chooser.append(token)
+        self.tokens.append(token)
+        piece = self._stream.feed(token)
+        self._pieces.append(piece)
+        if self._stream.has_stopped:
+            self.reason = "stop"
+        elif len(self.tokens) == rules.settings.max_new_tokens:
+            piece += self.finish("length")
+        return piece
+
+    def finish(self, reason: FinishReason) -> str:
+        """The rest of the text, which ends here."""
+        piece = self._stream.flush()
+        self._pieces.append(piece)
+        self.reason = "stop" if self._stream.has_stopped else reason
+        return piece
+
+    def result(self) -> Generated:
+        """The whole, once the text has ended."""
+        if self.reason is None:
+            raise ElmanError("the text has not ended: read all of its pieces first")
+        return Generated("".join(self._pieces), tuple(self.tokens), self.reason, self.chooser.seed)
 
 
 class Sampler:
-    """An iterator over the pieces of one text; :attr:`result` holds the whole once it is exhausted.
+    """An iterator over the pieces of one text; :attr:`result` and :attr:`end` are there once it is exhausted.
 
     Args:
         bundle: the model.
-        prompt: how the text begins; empty: from the boundary token alone.
-        settings: temperature, top_k, top_p, max_new_tokens.
-        seed: of this text alone.
-        stop: strings that end it, wherever the tokens cut them; the first to be complete counts.
+        prompt: how the text begins, or goes on from ``start``; empty: nothing is read.
+        start: a place to go on from; none: the beginning, the boundary token alone.
+        settings: those of ``sampling`` that concern one text.
+        seed: of this text alone. A token is decided by the seed and its position: going on from a saved place with
+            the same seed gives the text that would have come without the interruption.
+        stop: strings that end the text, wherever the tokens cut them; the first to be complete counts.
         unknown: what to do with characters of the prompt that the model never saw.
         should_stop: polled before every token.
     """
@@ -106,27 +139,27 @@ class Sampler:
         bundle: Bundle,
         prompt: str = "",
         *,
+        start: Reading | None = None,
         settings: SamplingConfig | None = None,
         seed: int = 0,
         stop: Sequence[str] = (),
         unknown: Unknown = "error",
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        if any(not string for string in stop):
-            raise UserError("an empty stop string would end every text at once: leave it out")
-        self._bundle, self._prompt, self._unknown = bundle, prompt, unknown
-        self._settings = settings or SamplingConfig()
+        _refuse_empty(stop)
+        self._bundle, self._prompt, self._unknown, self._start = bundle, prompt, unknown, start
+        self._rules = Rules(settings or SamplingConfig(), bundle.tokenizer)
         self._seed, self._stop, self._should_stop = seed, tuple(stop), should_stop
-        self._reason: FinishReason = "length"
         self.result: Generated | None = None
+        self.end: Reading | None = None
+        """The place after the last token, to go on from."""
 
     def __iter__(self) -> Iterator[str]:
-        tokens: list[int] = []
-        pieces: list[str] = []
-        for piece in self._pieces(tokens):
-            pieces.append(piece)
-            yield piece
-        self.result = Generated("".join(pieces), tuple(tokens), self._reason, self._seed)
+        start = (self._start or Reading.start(self._bundle)).read(self._prompt, unknown=self._unknown)
+        text = _Text(start, self._rules, self._seed, self._stop)
+        pieces = self._drawn(start, text) if self._rules.settings.num_beams == 1 else self._searched(start, text)
+        yield from filter(None, pieces)
+        self.result = text.result()
 
     def run(self) -> Generated:
         """Draw the whole text."""
@@ -136,55 +169,83 @@ class Sampler:
             raise ElmanError("the text ended without a result")
         return self.result
 
-    def _pieces(self, tokens: list[int]) -> Iterator[str]:
-        """Text as soon as no stop string can begin in it any more; appends to ``tokens`` as they are drawn."""
-        decoder = self._bundle.tokenizer.decoder()
-        # The decoder has to know that something stands before: words are joined by spaces.
-        for token in self._bundle.tokenizer.encode(self._prompt, unknown="skip").tolist()[-1:]:
-            decoder.feed(token)
-        is_word_start = self._bundle.tokenizer.level == "word" and self._prompt[-1:].isspace()
-        held = ""
-        for token in self._draw():
-            tokens.append(token)
-            piece = decoder.feed(token)
-            held += piece.removeprefix(" ") if is_word_start else piece
-            is_word_start = False
-            ends = [held.find(string) for string in self._stop if string in held]
-            if ends:
-                self._reason = "stop"
-                if min(ends):
-                    yield held[: min(ends)]
-                return
-            keep = self._possible_stop(held)
-            if ready := held[: len(held) - keep]:
-                yield ready
-            held = held[len(held) - keep :]
-        if rest := held + decoder.flush():
-            yield rest
-
-    def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
-        lengths = (n for string in self._stop for n in range(1, len(string)) if text.endswith(string[:n]))
-        return max(lengths, default=0)
-
-    def _draw(self) -> Iterator[int]:
-        """Tokens until the boundary, the length or the caller ends them."""
-        tokenizer, network = self._bundle.tokenizer, self._bundle.network
-        generator = torch.Generator().manual_seed(derived_seed(self._seed, "text"))
-        with torch.no_grad():
-            logits_V, state = read_prompt(self._bundle, self._prompt, unknown=self._unknown)
-        for _ in range(self._settings.max_new_tokens):
+    def _drawn(self, start: Reading, text: _Text) -> Iterator[str]:
+        logits_BV, state = start.logits_V[None], start.state
+        while text.reason is None:
             if self._should_stop():
-                self._reason = "interrupted"
-                return
-            logits_V = logits_V.cpu()
-            if tokenizer.unknown_id is not None:
-                logits_V[tokenizer.unknown_id] = -math.inf  # it stands for no text
-            token = int(torch.multinomial(probabilities(logits_V, self._settings), 1, generator=generator))
-            if token == tokenizer.boundary_id:
-                self._reason = "boundary"
-                return
-            yield token
-            with torch.no_grad():
-                output = network(torch.tensor([[token]], device=network.device), state)
-            logits_V, state = output.logits_BTV[0, 0], output.state
+                yield text.finish("interrupted")
+                break
+            (token,) = choose(logits_BV, [text.chooser])
+            yield text.take(token)
+            if text.reason != "boundary":
+                logits_BV, state = read_tokens(self._bundle.network, [[token]], state)
+        self.end = start.after(text.tokens, state, logits_BV[0])
+
+    def _searched(self, start: Reading, text: _Text) -> Iterator[str]:
+        settings, boundary_id = self._rules.settings, self._rules.boundary_id
+
+        def adjust(drawn: Sequence[tuple[int, ...]], log_probs_KV: Floats) -> None:
+            for tokens, log_probs_V in zip(drawn, log_probs_KV, strict=True):
+                text.chooser.extended(tokens).adjust(log_probs_V)
+
+        best, *_ = beam_search(
+            self._bundle.network,
+            start.state,
+            start.logits_V,
+            boundary_id=boundary_id,
+            num_beams=settings.num_beams,
+            max_new_tokens=settings.max_new_tokens,
+            length_penalty=settings.length_penalty,
+            adjust=adjust,
+            should_stop=self._should_stop,
+        )
+        for token in best.tokens:
+            yield text.take(token)
+            if text.reason is not None:
+                break
+        else:
+            if text.reason is None:
+                yield text.finish("boundary" if best.finished else "interrupted")
+        self.end = start.take(text.tokens)
+
+
+def generate_batch(
+    bundle: Bundle,
+    prompts: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    settings: SamplingConfig | None = None,
+    stop: Sequence[str] = (),
+    unknown: Unknown = "error",
+) -> list[Generated]:
+    """Draw several texts side by side, each as it comes alone, one prompt and one seed for each."""
+    settings = settings or SamplingConfig()
+    _refuse_empty(stop)
+    if settings.num_beams > 1:
+        return [
+            Sampler(bundle, prompt, settings=settings, seed=seed, stop=stop, unknown=unknown).run()
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+    rules, beginning = Rules(settings, bundle.tokenizer), Reading.start(bundle)
+    starts = {prompt: beginning.read(prompt, unknown=unknown) for prompt in prompts}
+    texts = [_Text(starts[prompt], rules, seed, stop) for prompt, seed in zip(prompts, seeds, strict=True)]
+    if not texts or not settings.max_new_tokens:
+        return [text.result() for text in texts]
+    alive = texts
+    logits_BV = np.stack([starts[prompt].logits_V for prompt in prompts])
+    state = State.stack([starts[prompt].state for prompt in prompts])
+    while alive:
+        tokens = choose(logits_BV, [text.chooser for text in alive])
+        for text, token in zip(alive, tokens, strict=True):
+            text.take(token)
+        rows = [row for row, text in enumerate(alive) if text.reason is None]
+        alive = [alive[row] for row in rows]
+        if alive:
+            state = state if len(rows) == len(tokens) else state.select(rows)
+            logits_BV, state = read_tokens(bundle.network, [[tokens[row]] for row in rows], state)
+    return [text.result() for text in texts]
+
+
+def _refuse_empty(stop: Sequence[str]) -> None:
+    if any(not string for string in stop):
+        raise UserError("an empty stop string would end every text at once: leave it out")

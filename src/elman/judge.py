@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elman.config import DataConfig, TextConfig
+from elman.data.pairs import Pairs
 from elman.data.prepare import Dataset, Split, prepare, tokenize_text
 from elman.errors import TextError, UserError
-from elman.evaluation import Evaluation, StatePolicy, baselines, evaluate_split
+from elman.evaluation import Evaluation, StatePolicy, baselines, evaluate_pairs, evaluate_split
 from elman.metrics import Score
 from elman.models.file import Bundle, load_model
 from elman.settings import Config, resolve_run
-from elman.text.corpora import open_corpus
+from elman.text.corpora import is_named, open_corpus
 from elman.text.sources import Piece, Source, utf8
+from elman.translation import PairReport, is_of_pairs, judge_pairs, reverses_source
 
 SplitName = Literal["train", "valid", "test"]
 
 _BY_PREFERENCE: tuple[SplitName, ...] = ("test", "valid", "train")
 _DOCUMENTS_AT_ONCE = 16  # rows of a batch under the reset policy
+_EXAMPLES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Judgement:
     """What simple means reach on the same text; empty unless asked for."""
     notices: tuple[str, ...]
     """What a reader of the figures should know about the text."""
+    pairs: PairReport | None = None
+    """How often the targets are right, for a model of pairs."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -56,6 +61,7 @@ class Judgement:
             "updates": self.updates,
             "baselines": {name: score.to_dict() for name, score in self.baselines.items()},
             "notices": list(self.notices),
+            "pairs": None if self.pairs is None else self.pairs.to_dict(),
         }
 
 
@@ -66,10 +72,11 @@ def evaluate(
     split: SplitName | None = None,
     state_policy: StatePolicy | None = None,
     with_baselines: bool = False,
+    num_beams: int | None = None,
     cell: str | None = None,
     device: str = "cpu",
 ) -> Judgement:
-    """Evaluate a model: every token once.
+    """Evaluate a model: every token once; one of pairs on its targets alone, and on those that it writes itself.
 
     Args:
         where: a run folder or a model file.
@@ -78,6 +85,7 @@ def evaluate(
         state_policy: ``carried`` reads one stream from start to end; ``reset`` starts every document anew; none: as
             the training had it (``data.reset_at_documents``), else carried.
         with_baselines: also judge simple means, whose letter counts come from the training part of the run.
+        num_beams: how a model of pairs writes; none or 1: greedily, more: by beam search.
         cell: a person's own cell, where the model was trained with one.
         device: where to compute.
 
@@ -86,6 +94,11 @@ def evaluate(
     """
     bundle = load_model(where, device=device, cell=cell)
     config = _config_of_run(Path(where), cell)
+    of_pairs = is_of_pairs(bundle)
+    if of_pairs and (state_policy is not None or with_baselines):
+        raise UserError("a model of pairs is judged on targets given their sources: leave --state and --baselines out")
+    if num_beams is not None and not of_pairs:
+        raise UserError("--num-beams has no meaning here: this model was not trained on pairs of source and target")
     if state_policy is None:
         state_policy = "reset" if config is not None and config.data.reset_at_documents else "carried"
     if text is None:
@@ -93,13 +106,20 @@ def evaluate(
         subject = _part_of(dataset, split)
     else:
         subject = _read(text, split, bundle, config)
-    measured = evaluate_split(
-        bundle.network,
-        subject.tokens,
-        bundle.tokenizer,
-        state_policy=state_policy,
-        num_streams=1 if state_policy == "carried" else _DOCUMENTS_AT_ONCE,
-    )
+    report: PairReport | None = None
+    if of_pairs:
+        tokenizer, reverse_source = bundle.tokenizer, reverses_source(bundle)
+        measured = evaluate_pairs(bundle.network, subject.tokens, tokenizer, reverse_source=reverse_source)
+        pairs = Pairs(subject.tokens.tokens, _EXAMPLES_AT_ONCE, tokenizer.boundary_id, reverse_source)
+        report = judge_pairs(bundle.network, tokenizer, pairs, num_beams=1 if num_beams is None else num_beams)
+    else:
+        measured = evaluate_split(
+            bundle.network,
+            subject.tokens,
+            bundle.tokenizer,
+            state_policy=state_policy,
+            num_streams=1 if state_policy == "carried" else _DOCUMENTS_AT_ONCE,
+        )
     beside: Mapping[str, Score] = {}
     if with_baselines:
         beside = baselines(dataset if text is None else _dataset_of_run(where, config, bundle), subject.tokens)
@@ -113,6 +133,7 @@ def evaluate(
         updates=_number(bundle.provenance.get("updates")),
         baselines=beside,
         notices=subject.notices,
+        pairs=report,
     )
 
 
@@ -122,7 +143,7 @@ def _number(value: Any) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
     """What a model is judged on."""
 
     split: SplitName | Literal["text"]
@@ -132,9 +153,37 @@ class _Subject:
     notices: tuple[str, ...] = ()
 
 
+def find_subject(
+    where: str | Path,
+    bundle: Bundle,
+    text: str | Path | Sequence[str | Path] | None = None,
+    *,
+    split: SplitName | None = None,
+    cell: str | None = None,
+) -> Subject:
+    """What :func:`evaluate` would judge the model on, for whoever looks at it in another way.
+
+    Args:
+        where: a run folder or a model file.
+        bundle: the model in it.
+        text: as there.
+        split: as there.
+        cell: as there.
+    """
+    config = _config_of_run(Path(where), cell)
+    if text is None:
+        return _part_of(_dataset_of_run(where, config, bundle), split)
+    return _read(text, split, bundle, config)
+
+
 def _config_of_run(where: Path, cell: str | None) -> Config | None:
     path = where / "run.toml"
     return resolve_run(path, cell=cell) if path.is_file() else None
+
+
+def dataset_of_run(where: str | Path, *, cell: str | None = None) -> Dataset:
+    """The corpus of a run, prepared as it was for the training. Raises UserError where it is gone or has changed."""
+    return _dataset_of_run(where, _config_of_run(Path(where), cell), load_model(where, cell=cell))
 
 
 def _dataset_of_run(where: str | Path, config: Config | None, bundle: Bundle) -> Dataset:
@@ -155,7 +204,7 @@ def _dataset_of_run(where: str | Path, config: Config | None, bundle: Bundle) ->
     return dataset
 
 
-def _part_of(dataset: Dataset, split: SplitName | None) -> _Subject:
+def _part_of(dataset: Dataset, split: SplitName | None) -> Subject:
     parts: dict[SplitName, Split | None] = {"test": dataset.test, "valid": dataset.valid, "train": dataset.train}
     there = [name for name in _BY_PREFERENCE if parts[name] is not None]
     if split is None and there == ["train"]:
@@ -164,16 +213,22 @@ def _part_of(dataset: Dataset, split: SplitName | None) -> _Subject:
     tokens = parts[chosen]
     if tokens is None:
         raise UserError(f"this corpus has no {chosen} part; accepted: {', '.join(there)}")
-    return _Subject(chosen, dataset.corpus_name, dataset.sha256, tokens)
+    return Subject(chosen, dataset.corpus_name, dataset.sha256, tokens)
 
 
 def _read(
     text: str | Path | Sequence[str | Path], split: SplitName | None, bundle: Bundle, config: Config | None
-) -> _Subject:
+) -> Subject:
     """Read a text with the decoding of the run."""
     names = [text] if isinstance(text, str | Path) else text
+    data = DataConfig(corpus=tuple(map(str, names)))
+    if is_of_pairs(bundle):
+        data = data.model_copy(update={"pairs": True})
+        if config is not None and not is_named(data.corpus[0]):
+            fields = {name: getattr(config.data, name) for name in ("source_field", "target_field")}
+            data = data.model_copy(update=fields)
     corpus = open_corpus(
-        DataConfig(corpus=tuple(map(str, names))),
+        data,
         config.text if config else TextConfig(),
         raw=bundle.tokenizer.level == "byte",
     )
@@ -186,7 +241,7 @@ def _read(
         raise UserError(f"{corpus.name!r} has no {chosen} part; accepted: {', '.join(there)}")
     hashed = _Hashed(source)
     tokens = tokenize_text(hashed, bundle.tokenizer, unknown="token")
-    return _Subject(chosen, corpus.name, hashed.sha256, tokens, tuple(source.report()))
+    return Subject(chosen, corpus.name, hashed.sha256, tokens, tuple(source.report()))
 
 
 class _Hashed(Source):

@@ -1,14 +1,15 @@
-"""The linear recurrence ``h_t = a_t * h_{t-1} + b_t``, elementwise, in three forms that give the same numbers.
+"""What runs over all steps of a segment at once: the linear recurrence, and the short convolution.
 
-Every cell whose gates do not look at its own state is this, once the gates are computed. One multiplication and one
-addition for three numbers moved: the speed is that of memory.
+The linear recurrence ``h_t = a_t * h_{t-1} + b_t`` comes in three forms that give the same numbers. Every cell whose
+gates do not look at its own state is this, once the gates are computed. One multiplication and one addition for three
+numbers moved: the speed is that of memory.
 
 Shape letters: B rows, T time, H hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -45,10 +46,25 @@ def linear_recurrence(
         h (B, T, H), and its last step (B, H).
     """
     forms = {"sequential": _sequential, "parallel": _parallel, "compiled": _compiled}
-    return forms[backend or _choice(b_BTH)](a_BTH, b_BTH, h0_BH)
+    return forms[backend or backend_for(b_BTH)](a_BTH, b_BTH, h0_BH)
 
 
-def _choice(like_BTH: Tensor) -> Backend:
+def causal_convolution(
+    x_BTI: Tensor, before_BKI: Tensor, weight_IK: Tensor, bias_I: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """All steps of :func:`elman.cells.primitives.short_convolution`: outputs (B, T, I), and the inputs to carry on."""
+    width, num_steps = weight_IK.shape[1], x_BTI.shape[1]
+    if backend_for(x_BTI) == "compiled":
+        bias_I = weight_IK.new_zeros(len(weight_IK)) if bias_I is None else bias_I
+        y_BTI = _CompiledConvolution.apply(x_BTI, before_BKI, weight_IK, bias_I)
+    else:
+        y_BTI = _convolution(x_BTI, before_BKI, weight_IK, bias_I)
+    ended_by = x_BTI[:, -min(width - 1, num_steps) :]
+    return y_BTI, torch.cat([before_BKI, ended_by], dim=1)[:, ended_by.shape[1] :].clone()
+
+
+def backend_for(like_BTH: Tensor) -> Backend:
+    """The quickest form for tensors of this length, dtype and device."""
     if like_BTH.shape[1] == 1:
         return "sequential"
     return "compiled" if like_BTH.device.type == "cpu" and like_BTH.dtype in _COMPILED_DTYPES else "parallel"
@@ -136,44 +152,109 @@ def _differentiable_gradient(
     return g_BTH * previous_h_BTH, g_BTH, a_BTH[:, 0] * g_BTH[:, 0]
 
 
+def _convolution(x_BTI: Tensor, before_BKI: Tensor, weight_IK: Tensor, bias_I: Tensor | None) -> Tensor:
+    width, num_steps = weight_IK.shape[1], x_BTI.shape[1]
+    window_BTI = torch.cat([before_BKI, x_BTI], dim=1)
+    y_BTI = window_BTI[:, width - 1 :] * weight_IK[:, -1]
+    for k in range(width - 1):
+        y_BTI = torch.addcmul(y_BTI, window_BTI[:, k : k + num_steps], weight_IK[:, k])
+    return y_BTI if bias_I is None else y_BTI + bias_I
+
+
+class _CompiledConvolution(torch.autograd.Function):
+    """The short convolution in one pass over memory, and its gradient in another."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTI: Tensor, before_BKI: Tensor, weight_IK: Tensor, bias_I: Tensor) -> Tensor:
+        x_BTI = x_BTI.contiguous()
+        y_BTI = torch.empty_like(x_BTI)
+        _run(_convolution_kernels()[0], x_BTI, before_BKI, weight_IK.T, bias_I, y_BTI)
+        ctx.save_for_backward(x_BTI, before_BKI, weight_IK, bias_I)
+        return y_BTI
+
+    @staticmethod
+    def backward(ctx: Any, of_y_BTI: Tensor) -> tuple[Tensor | None, ...]:
+        x_BTI, before_BKI, weight_IK, bias_I = inputs = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is to be differentiated itself
+            return differentiable_gradient(_convolution, inputs, of_y_BTI)
+        of_x_BTI, of_before_BKI = torch.zeros_like(x_BTI), before_BKI.new_zeros(before_BKI.shape)
+        of_weight_BKI, of_bias_BI = (x_BTI.new_zeros(len(x_BTI), *shape) for shape in (weight_IK.T.shape, bias_I.shape))
+        results = (of_x_BTI, of_before_BKI, of_weight_BKI, of_bias_BI)
+        _run(_convolution_kernels()[1], x_BTI, before_BKI, weight_IK.T, of_y_BTI, *results)
+        return of_x_BTI, of_before_BKI, of_weight_BKI.sum(0).T, of_bias_BI.sum(0)
+
+
+def differentiable_gradient(
+    form: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor], of_results: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The gradient of a kernel for all of its inputs, through a form of it whose operations have gradients again."""
+    # Views, because the inputs themselves may depend on each other.
+    views = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in inputs]
+    return torch.autograd.grad(form(*views), views, of_results, create_graph=True)
+
+
 def _run(kernel: Callable[..., None], *tensors: Tensor) -> None:
-    """Call a kernel on all rows and columns, in as many threads as PyTorch would use.
+    """Call a kernel on all rows and columns. Elements are independent, so the number of threads changes no bit."""
+    num_rows, _, width = tensors[0].shape
+    num_threads = num_threads_for(tensors[0].numel())
+    if num_rows >= num_threads:
+        blocks = [(*rows, 0, width) for rows in cuts(num_rows, num_threads)]
+    else:
+        blocks = [(0, num_rows, *columns) for columns in cuts(width, num_threads)]
+    run_in_threads(kernel, tensors, blocks)
+
+
+def run_in_threads(kernel: Callable[..., None], tensors: Sequence[Tensor], blocks: Sequence[tuple[int, ...]]) -> None:
+    """Call a kernel on contiguous arrays once for each block, with the numbers of the block as last arguments.
 
     The threads are started and ended here: a pool that outlives the call would be dead in a forked process, and
-    Numba's own must not be entered by two threads. Elements are independent, so the number of threads changes no bit.
+    Numba's own must not be entered by two threads.
     """
     arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
-    num_rows, _, width = arrays[0].shape
-    num_threads = min(torch.get_num_threads(), arrays[0].size // _MIN_NUMBERS_PER_THREAD)
-    if num_threads <= 1:
-        kernel(*arrays, 0, num_rows, 0, width)
+    if len(blocks) == 1:
+        kernel(*arrays, *blocks[0])
         return
-    if num_rows >= num_threads:
-        blocks = [(start, end, 0, width) for start, end in _cuts(num_rows, num_threads)]
-    else:
-        blocks = [(0, num_rows, start, end) for start, end in _cuts(width, num_threads)]
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(len(blocks)) as pool:
         for done in [pool.submit(kernel, *arrays, *block) for block in blocks]:
             done.result()
 
 
-def _cuts(size: int, parts: int) -> list[tuple[int, int]]:
+def num_threads_for(num_numbers: int) -> int:
+    """As many threads as PyTorch would use, but none for so few numbers that starting it takes longer."""
+    return max(1, min(torch.get_num_threads(), num_numbers // _MIN_NUMBERS_PER_THREAD))
+
+
+def cuts(size: int, parts: int) -> list[tuple[int, int]]:
     """Ranges of about equal length that cover ``range(size)``."""
     return list(pairwise(size * part // parts for part in range(parts + 1)))
 
 
 @cache
 def _kernels() -> tuple[Callable[..., None], Callable[..., None]]:
-    """Forward and backward, compiled at the first call and kept on disk where a folder can be written."""
+    """Forward and backward."""
+    return compiled(_forward_kernel), compiled(_backward_kernel)
+
+
+@cache
+def _convolution_kernels() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Forward and backward."""
+    return compiled(_forward_convolution), compiled(_backward_convolution)
+
+
+def compiled(kernel: Callable[..., None], freedoms: Set[str] = frozenset()) -> Callable[..., None]:
+    """A kernel that Numba compiles at its first call, and keeps on disk where a folder can be written.
+
+    Args:
+        kernel: a function of arrays and numbers.
+        freedoms: how the compiler may change roundings: ``reassoc`` lets it sum in another order, ``contract`` lets it
+            round a product and a sum once.
+    """
     from numba import njit
 
-    def compiled(function: Callable[..., None]) -> Callable[..., None]:
-        try:
-            return njit(nogil=True, cache=True)(function)
-        except RuntimeError:  # neither the folder of this file nor the user's cache folder can be written
-            return njit(nogil=True)(function)
-
-    return compiled(_forward_kernel), compiled(_backward_kernel)
+    try:
+        return njit(nogil=True, fastmath=set(freedoms), cache=True)(kernel)
+    except RuntimeError:  # neither the folder of its file nor the user's cache folder can be written
+        return njit(nogil=True, fastmath=set(freedoms))(kernel)
 
 
 # The inner loops count from zero over slices: a start that Numba cannot know to be positive would have to be checked in
@@ -210,3 +291,43 @@ def _backward_kernel(
         for j in range(start, end):
             of_a[row, 0, j] = of_b[row, 0, j] * h0[row, j]
             of_h0[row, j] = a[row, 0, j] * of_b[row, 0, j]
+
+
+def _forward_convolution(
+    x: Array, before: Array, weight: Array, bias: Array, y: Array, row_start: int, row_end: int, start: int, end: int
+) -> None:
+    carried = len(weight) - 1
+    for row in range(row_start, row_end):
+        for t in range(x.shape[1]):
+            y_t = y[row, t, start:end]
+            y_t[:] = bias[start:end]
+            for k in range(len(weight)):
+                time = t - carried + k
+                x_k = x[row, time, start:end] if time >= 0 else before[row, time + carried, start:end]
+                weight_k = weight[k, start:end]
+                for j in range(y_t.size):
+                    y_t[j] += weight_k[j] * x_k[j]
+
+
+def _backward_convolution(
+    x: Array, before: Array, weight: Array, of_y: Array,
+    of_x: Array, of_before: Array, of_weight: Array, of_bias: Array,
+    row_start: int, row_end: int, start: int, end: int,
+) -> None:  # fmt: skip
+    carried = len(weight) - 1
+    for row in range(row_start, row_end):
+        of_bias_row = of_bias[row, start:end]
+        for t in range(x.shape[1]):
+            of_y_t = of_y[row, t, start:end]
+            for j in range(of_y_t.size):
+                of_bias_row[j] += of_y_t[j]
+            for k in range(len(weight)):
+                time = t - carried + k
+                if time >= 0:
+                    x_k, of_x_k = x[row, time, start:end], of_x[row, time, start:end]
+                else:
+                    x_k, of_x_k = before[row, time + carried, start:end], of_before[row, time + carried, start:end]
+                weight_k, of_weight_k = weight[k, start:end], of_weight[row, k, start:end]
+                for j in range(of_y_t.size):
+                    of_x_k[j] += of_y_t[j] * weight_k[j]
+                    of_weight_k[j] += of_y_t[j] * x_k[j]

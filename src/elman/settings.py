@@ -9,25 +9,39 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BeforeValidator, Field, NonNegativeInt, SerializeAsAny, ValidationError
+from pydantic import BeforeValidator, Field, NonNegativeInt, SerializeAsAny, ValidationError, model_validator
 
 from elman.cells import is_own_cell, named_by_person
 from elman.config import (
     CheckpointConfig,
+    CountedConfig,
     DataConfig,
     EvaluationConfig,
     ModelConfig,
     SamplingConfig,
     Section,
+    Seq2SeqConfig,
     TextConfig,
     TokenizerConfig,
     TrainingConfig,
 )
 from elman.errors import ConfigError, nearest
-from elman.models.kinds import kind_names, model_config, model_config_class
+from elman.models.kinds import kind_names, model_config, model_config_class, section_of
+
+_MEANINGLESS_FOR_PAIRS = (
+    ("data", "field"),
+    ("data", "reset_at_documents"),
+    ("text", "document_separator"),
+    ("training", "bptt"),
+    ("training", "trim"),
+    ("training", "reset_probability"),
+    ("sampling", "temperatures"),
+)
+
+_MEANINGLESS_FOR_COUNTS = tuple(("training", name) for name in TrainingConfig.model_fields if name != "num_threads")
 
 
 def _as_model_config(value: Any) -> Any:
@@ -55,6 +69,33 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     sampling: SamplingConfig = SamplingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _pairs_fit_the_rest(self) -> Self:
+        if isinstance(self.model, Seq2SeqConfig) and not self.data.pairs:
+            raise ValueError("model.kind 'seq2seq' learns targets from sources: set data.pairs true, or take another")
+        for section, name in _MEANINGLESS_FOR_PAIRS if self.data.pairs else ():
+            values = getattr(self, section)
+            if (value := getattr(values, name)) != type(values).model_fields[name].default:
+                raise ValueError(
+                    f"{section}.{name} {value!r} has no meaning with data.pairs: an example is two texts of one row, "
+                    "read whole and from the initial state"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _a_count_takes_no_training(self) -> Self:
+        if not isinstance(self.model, CountedConfig):
+            return self
+        kind = self.model.kind
+        if self.data.pairs:
+            raise ValueError(f"model.kind {kind!r} counts whole texts: data.pairs has no meaning for it")
+        defaults = TrainingConfig()
+        names = [name for _, name in _MEANINGLESS_FOR_COUNTS]
+        if changed := [name for name in names if getattr(self.training, name) != getattr(defaults, name)]:
+            given = " and ".join(f"training.{name}" for name in changed)
+            raise ValueError(f"{given}: no meaning for model.kind {kind!r}, which is counted, not trained")
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting, resolved, as plain values; ``none`` where one is not set."""
@@ -84,7 +125,12 @@ def resolve(
     named = [name for name in (preset, given.get("preset"), from_file.get("preset")) if name not in (None, "none")]
     preset = named[0] if named else None
     merged: dict[str, Any] = {}
-    for source in (load_preset(preset) if preset else {}, from_file, given):
+    of_preset = load_preset(preset) if preset else {}
+    if _asks_for_pairs(from_file, given):
+        of_preset = _without(of_preset, _MEANINGLESS_FOR_PAIRS)
+    if _asks_for_counts(from_file, given):
+        of_preset = _without(of_preset, _MEANINGLESS_FOR_COUNTS)
+    for source in (of_preset, from_file, given):
         merged = _merge(merged, source)
     if preset:
         merged["preset"] = preset
@@ -158,6 +204,30 @@ def load_preset(name: str) -> dict[str, Any]:
     return tomllib.loads((resources.files("elman") / "presets" / f"{name}.toml").read_text("utf-8"))
 
 
+def _asks_for_pairs(*sources: Mapping[str, Any]) -> bool:
+    """Whether the last of these settings that speaks of it asks for pairs, as a value or as typed."""
+    sections = [source.get("data") for source in sources]
+    said = [section["pairs"] for section in sections if isinstance(section, Mapping) and "pairs" in section]
+    return bool(said) and str(said[-1]).lower() == "true"
+
+
+def _asks_for_counts(*sources: Mapping[str, Any]) -> bool:
+    """Whether the last of these settings that names a kind names one that is counted."""
+    sections = [source.get("model") for source in sources]
+    named = [section for section in sections if isinstance(section, Mapping) and {"kind", "layers"} & section.keys()]
+    return bool(named) and issubclass(section_of(named[-1]), CountedConfig)
+
+
+def _without(settings: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The settings but for those named by section and name."""
+    return {
+        section: {key: one for key, one in value.items() if (section, key) not in names}
+        if isinstance(value, Mapping)
+        else value
+        for section, value in settings.items()
+    }
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
@@ -186,6 +256,10 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _merge_section(name: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    if name == "model":  # the kind, or the cell of each layer: choosing one takes the other back
+        taken_back = "kind" if "kind" not in above and "layers" in above else "layers"
+        if "layers" in above or above.get("kind", "stack") != "stack":
+            below = {key: value for key, value in below.items() if key != taken_back}
     section = _section_class(name, {**below, **above})
     if section is None:
         return {**below, **above}
@@ -199,7 +273,7 @@ def _merge_section(name: str, below: Mapping[str, Any], above: Mapping[str, Any]
 def _section_class(name: str, values: Mapping[str, Any]) -> type[Section] | None:
     """The class of a section; that of the model section depends on its kind."""
     if name == "model":
-        return type(model_config({"kind": values.get("kind", "lstm")}))
+        return section_of(values)
     annotation = Config.model_fields[name].annotation if name in Config.model_fields else None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 

@@ -40,3 +40,17 @@ def draw() -> Callable[..., Drawn]:
         return Drawn(cell, p, x_BTI, state)
 
     return draw_cell
+
+
+@pytest.fixture
+def draw_reachable(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
+    """The same, with weights that are moved from their start, and a state that the cell has reached by reading."""
+
+    def draw_cell(kind: str, **settings: Any) -> Drawn:
+        cell, p, x_BTI, state = draw(kind, **settings)
+        generator = torch.Generator().manual_seed(7)
+        p = {name: t + 0.2 * torch.randn(t.shape, generator=generator, dtype=t.dtype) for name, t in p.items()}
+        initial = {name: torch.full_like(state[name], part.initial) for name, part in cell.state().items()}
+        return Drawn(cell, p, x_BTI, dict(cell.readable_scan(p, x_BTI.flip(1), initial)[1]))
+
+    return draw_cell

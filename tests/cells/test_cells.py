@@ -16,6 +16,20 @@ from elman.models.kinds import build_model, model_config
 
 GATED = {"elman": 1, "lstm": 4, "gru": 3}
 MINIMAL = {"mingru": 2, "minlstm": 3}
+LINEAR = [
+    ("mingru", {}),
+    ("minlstm", {}),
+    ("qrnn", {}),
+    ("qrnn", {"qrnn_pooling": "f", "qrnn_window": 1}),
+    ("qrnn", {"qrnn_pooling": "ifo", "qrnn_window": 4}),
+]
+BY_HAND = [
+    ("multiplicative_lstm", {}),
+    ("multiplicative_lstm", {"biases": "double"}),
+    ("mogrifier_lstm", {}),
+    ("mogrifier_lstm", {"mogrifier_rounds": 2, "biases": "double"}),
+    ("mogrifier_lstm", {"mogrifier_rounds": 3, "mogrifier_rank": 1}),
+]
 
 
 def test_a_cell_is_a_file_and_the_file_is_its_name():
@@ -28,7 +42,8 @@ def test_a_cell_is_a_file_and_the_file_is_its_name():
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_list():
-    with pytest.raises(ConfigError, match=r"^unknown cell 'lsmt'; did you mean 'lstm'\? accepted: elman, gru, lstm"):
+    names = ", ".join(cell_names())
+    with pytest.raises(ConfigError, match=rf"^unknown cell 'lsmt'; did you mean 'lstm'\? accepted: {names}$"):
         find_cell("lsmt")
 
 
@@ -52,6 +67,63 @@ def test_orthogonal_matrices_are_uniform_over_the_group():
     drawn = torch.stack([Initial("orthogonal").draw((2, 2), generator, torch.float64) for _ in range(2000)])
     assert abs(drawn[:, 0, 0].mean().item()) < 0.05
     assert abs((torch.linalg.det(drawn) > 0).double().mean().item() - 0.5) < 0.04
+
+
+def test_each_distribution_is_what_it_is_called():
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(initial, *shape):
+        return initial.draw(shape, generator, torch.float64)
+
+    assert not drawn(Initial("zeros"), 2, 3).any()
+    assert torch.equal(drawn(Initial("ones"), 2, 3), torch.ones(2, 3, dtype=torch.float64))
+    normal = drawn(Initial("normal", 0.3), 100, 200)
+    assert abs(normal.mean().item()) < 4 * 0.3 / math.sqrt(normal.numel())
+    assert normal.std().item() == pytest.approx(0.3, rel=0.03)
+    assert normal.pow(4).mean().item() == pytest.approx(3 * 0.3**4, rel=0.1)
+    rows = drawn(Initial("orthogonal", 2.0), 3, 5)
+    torch.testing.assert_close(rows @ rows.T, 4 * torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
+    matrices = drawn(Initial("orthogonal", 2.0, parts=2), 2, 3, 5)
+    assert matrices.shape == (2, 3, 5)
+    assert 0.1 < drawn(Initial("uniform", 5.0)).abs() <= 5.0  # a single number
+
+
+def test_a_distribution_of_ones_own_is_drawn_block_by_block_with_shape_generator_and_dtype():
+    calls = []
+
+    def draw_own(shape, generator, dtype):
+        calls.append((shape, dtype))
+        return torch.rand(shape, generator=generator, dtype=dtype) + len(calls)
+
+    initial = Initial("own", parts=3, constants={1: 7.0}, draw_own=draw_own)
+    drawn = initial.draw((6, 2), torch.Generator().manual_seed(0), torch.float64)
+    assert calls == [((2, 2), torch.float64)] * 2
+    assert torch.equal(drawn[2:4], torch.full((2, 2), 7.0, dtype=torch.float64))
+    assert ((drawn[:2] >= 1) & (drawn[:2] < 2)).all()
+    assert (drawn[4:] >= 2).all()
+
+
+@pytest.mark.parametrize(
+    ("initial", "shape", "message"),
+    [
+        (
+            Initial("gauss"),
+            (2, 3),
+            r"unknown initial distribution 'gauss'; accepted: normal, ones, orthogonal, own, un",
+        ),
+        (Initial("own"), (2, 3), r"draw_own belongs to the distribution 'own' and to no other"),
+        (Initial("zeros", draw_own=lambda *_: None), (2, 3), r"draw_own belongs to the distribution 'own' and to no"),
+        (
+            Initial("orthogonal"),
+            (3,),
+            r"an orthogonal start needs two dimensions, its shape is \[3\]: take zeros or uni",
+        ),
+        (Initial("ones", parts=2), (3,), r"its shape \[3\] cannot be cut into 2 equal parts along the first dimension"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(initial, shape, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        initial.draw(shape, torch.Generator(), torch.float64)
 
 
 @pytest.mark.parametrize("kind", GATED)
@@ -114,8 +186,8 @@ def test_the_cells_own_draw_survives_the_building_of_a_model(kind, tie):
         ("gru", {"reset_after": True, "biases": "double"}),
         ("gru", {"reset_after": False, "biases": "double"}),
         ("gru", {"reset_after": False}),
-        ("mingru", {}),
-        ("minlstm", {}),
+        *LINEAR,
+        *BY_HAND,
     ],
 )
 def test_the_gradient_of_scan_is_that_of_finite_differences(draw, kind, settings):
@@ -131,24 +203,57 @@ def test_the_gradient_of_scan_is_that_of_finite_differences(draw, kind, settings
     assert torch.autograd.gradcheck(flat, leaves, eps=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", MINIMAL)
+def outputs_and_gradients(scan, p, x_BTI, state):
+    """Outputs, the state after the last step, and the gradients of all three arguments."""
+    given = {**p, **{f"state {name}": part for name, part in state.items()}, "x": x_BTI}
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
+    outputs, after = scan(
+        {name: leaves[name] for name in p}, leaves["x"], {name: leaves[f"state {name}"] for name in state}
+    )
+    of_state = sum(part.square().sum() for part in after.values())
+    return outputs, *after.values(), *torch.autograd.grad(outputs.tanh().sum() + of_state, leaves.values())
+
+
+@pytest.mark.parametrize(("kind", "settings"), LINEAR)
 @pytest.mark.parametrize("steps", [1, 2, 3, 513])
-@pytest.mark.parametrize("from_zero", [True, False])
-def test_the_scan_of_a_minimal_cell_is_its_step_from_any_state(draw, kind, steps, from_zero):
-    cell, p, _, state = draw(kind)
-    if from_zero:
-        state = {"h": torch.zeros_like(state["h"])}
+@pytest.mark.parametrize("earlier", [0, 5])
+@pytest.mark.parametrize("backend", ["sequential", "parallel", "compiled"])
+def test_a_linear_recurrence_is_its_step_from_any_state(draw, monkeypatch, kind, settings, steps, earlier, backend):
+    monkeypatch.setattr("elman.scan.backend_for", lambda _: backend)
+    cell, p, _, state = draw(kind, **settings)
     generator = torch.Generator().manual_seed(2)
-    x_BTI = torch.randn(2, steps, 3, generator=generator, dtype=torch.float64)
-    results = []
-    for scan in (cell.scan, cell.readable_scan):
-        leaves = {**p, "x": x_BTI, "h": state["h"]}
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in leaves.items()}
-        outputs, after = scan({name: leaves[name] for name in p}, leaves["x"], {"h": leaves["h"]})
-        gradients = torch.autograd.grad(outputs.tanh().sum() + after["h"].square().sum(), leaves.values())
-        results.append((outputs, after["h"], *gradients))
+    x_BTI = torch.randn(2, earlier + steps, 3, generator=generator, dtype=torch.float64)
+    state = {name: torch.zeros_like(part) for name, part in state.items()}
+    if earlier:
+        _, state = cell.readable_scan(p, x_BTI[:, :earlier], state)
+    results = (outputs_and_gradients(scan, p, x_BTI[:, earlier:], state) for scan in (cell.scan, cell.readable_scan))
     for fast, readable in zip(*results, strict=True):
         torch.testing.assert_close(fast, readable, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("kind", "settings"), BY_HAND)
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_a_gradient_by_hand_is_that_of_pytorch(draw, kind, settings, steps):
+    cell, p, _, state = draw(kind, bias_init="uniform", **settings)
+    x_BTI = torch.randn(2, steps, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    results = (outputs_and_gradients(scan, p, x_BTI, state) for scan in (cell.scan, cell.readable_scan))
+    for fast, readable in zip(*results, strict=True):
+        torch.testing.assert_close(fast, readable, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "settings"), BY_HAND)
+def test_a_gradient_by_hand_can_be_differentiated(draw, kind, settings):
+    # The state is computed from the input, so that the way between these two arguments must not be counted twice.
+    cell, p, x_BTI, _ = draw(kind, **settings)
+    seconds = []
+    for scan in (cell.scan, cell.readable_scan):
+        x, weight = x_BTI.clone().requires_grad_(), p["weight_hh"].clone().requires_grad_()
+        state = {name: torch.cat([x[:, 0], x[:, 1, :1]], dim=1) for name in ("h", "c")}
+        outputs, _ = scan({**p, "weight_hh": weight}, x, state)
+        firsts = torch.autograd.grad(outputs.square().sum(), (x, weight), create_graph=True)
+        seconds.append(torch.autograd.grad(sum(first.square().sum() for first in firsts), (x, weight)))
+    for fast, readable in zip(*seconds, strict=True):
+        torch.testing.assert_close(fast, readable, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", MINIMAL)

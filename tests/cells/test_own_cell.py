@@ -40,7 +40,7 @@ def trained(kind: str, num_epochs: int = 6) -> tuple[Bundle, list[float]]:
     tokens = torch.cat([torch.tensor([0]), torch.from_numpy(TOKENIZER.encode(TEXT))]).numpy()
     losses = []
     for segment in (segment for _ in range(num_epochs) for segment in Streams(tokens, 4, 32)):
-        if segment.starts_epoch:
+        if segment.starts_anew:
             state = network.initial_state(4)
         features, state = network.features(segment.tokens_BT, state.detach())
         loss = network.head.nll(features, segment.targets_BT, segment.weight_BT).sum() / segment.num_targets

@@ -34,8 +34,9 @@ def bundle(**settings) -> Bundle:
     ids=str,
 )
 def test_totals_are_those_of_the_model(kind, settings):
+    settings = {"hidden_size": 20, "embedding_size": 12, **settings}
     taken = {name: value for name, value in settings.items() if name in model_config_class(kind).model_fields}
-    model = bundle(**{"kind": kind, "hidden_size": 20, "embedding_size": 12, **taken})
+    model = bundle(kind=kind, **taken)
     architecture = describe(model)
     assert architecture.parameters == model.network.num_parameters
     assert architecture.state_bytes == model.network.initial_state(1).num_bytes

@@ -33,7 +33,10 @@ def test_it_prints_what_python_draws(elman, run):
     result = elman("sample", run, *words, "the ", "--stop", "z", "--json").json
     assert (result["prompt"], result["text"], result["seed"]) == ("the ", drawn.text, 5)
     assert result["tokens"] == list(drawn.tokens)
-    assert result["sampling"] == {"max_new_tokens": 30, "temperature": 0.7, "top_k": 9, "top_p": 0.9}
+    asked = {"max_new_tokens": 30, "temperature": 0.7, "top_k": 9, "top_p": 0.9}
+    assert result["sampling"].items() >= asked.items()
+    assert result["sampling"]["repetition_penalty"] == 1.0  # every setting of one text is there
+    assert "prompts" not in result["sampling"]
 
 
 def test_the_same_seed_gives_the_same_text_and_another_one_another(elman, run):
@@ -58,6 +61,13 @@ def test_a_prompt_file_is_read_as_the_training_text_was(elman, run, tmp_path, mo
         (["--prompt-file", "missing"], "missing"),
         (["--stop", ""], "empty stop string"),
         (["--top-p", "0"], "sampling.top_p"),
+        (["--temperature", "nan"], "sampling.temperature"),
+        (["--repetition-penalty", "-1"], "sampling.repetition_penalty"),
+        (["--logit-bias", "the"], "no TEXT=BIAS"),
+        (["--suppress-tokens", "99999"], "token 99999 is not in the vocabulary"),
+        (["--num-beams", "2", "--top-k", "3"], "top_k has no meaning for num_beams 2"),
+        (["--load-state", "missing"], "'missing' cannot be read"),
+        (["--interactive", "--json"], "--interactive writes in turns"),
     ],
 )
 def test_a_prompt_or_setting_that_cannot_be_is_one_line_and_nothing_is_printed(elman, run, words, expected):
@@ -99,3 +109,103 @@ def test_bytes_that_are_no_text_come_out_as_valid_utf8_and_json(elman, corpus, t
     assert "\ufffd" in text
     text.encode("utf-8")
     assert elman("sample", out, "--temperature", 5, "--max-new-tokens", 60).out == text + "\n"
+
+
+def test_every_setting_of_choosing_is_a_flag(elman, run):
+    words = ["--presence-penalty", "-0.5", "--frequency-penalty", "0.5", "--repetition-penalty", "1.1"]
+    words += ["--bad-words", "cat", "--bad-words", "dog", "--logit-bias", "e=-2.5", "--logit-bias", "at=1"]
+    words += ["--suppress-tokens", "2", "--suppress-tokens", "3", "--min-p", "0.01", "--typical-p", "0.9"]
+    words += ["--epsilon-cutoff", "0.001", "--eta-cutoff", "0.001", "--no-repeat-ngram-size", "4"]
+    words += ["--min-new-tokens", "5", "--max-new-tokens", "20", "--json"]
+    sampling = elman("sample", run, *words).json["sampling"]
+    assert sampling["presence_penalty"] == -0.5
+    assert sampling["bad_words"] == ["cat", "dog"]
+    assert sampling["logit_bias"] == [["e", -2.5], ["at", 1.0]]
+    assert sampling["suppress_tokens"] == [2, 3]
+    beams = elman("sample", run, "--num-beams", "3", "--length-penalty", "2", "--max-new-tokens", 8, "--json").json
+    assert (beams["sampling"]["num_beams"], len(beams["tokens"])) == (3, 8)
+
+
+# A place in the text as a file.
+
+
+def test_going_on_from_a_saved_state_gives_the_text_that_would_have_come(elman, run, tmp_path):
+    words = ["--seed", 4, "--temperature", "0.9", "--frequency-penalty", "0.4"]
+    whole = elman("sample", run, "--prompt", "the ", *words, "--max-new-tokens", 40, "--json").json["text"]
+    state, later = tmp_path / "state", tmp_path / "later"
+    first = elman(
+        "sample", run, "--prompt", "the ", *words, "--max-new-tokens", 15, "--json", "--save-state", state
+    ).json["text"]
+    rest = elman(
+        "sample", run, "--load-state", state, *words, "--max-new-tokens", 25, "--json", "--save-state", later
+    ).json["text"]
+    assert first + rest == whole
+    assert package.load(run).load_reading(later).text == "the " + whole
+    assert elman("sample", run, "--load-state", state, *words, "--max-new-tokens", 25).out == rest + "\n"
+    read_on = elman("sample", run, "--load-state", state, "--prompt", " moon", "--max-new-tokens", 0).out
+    assert read_on == " moon\n"
+
+
+def test_a_state_of_another_model_is_one_line(elman, run, corpus, tiny, tmp_path):
+    state, other = tmp_path / "state", tmp_path / "other"
+    elman("sample", run, "--save-state", state, "--max-new-tokens", 1)
+    elman("train", corpus, "--out", other, *tiny, "--seed", 8)
+    answer = elman("sample", other, "--load-state", state)
+    assert (answer.code, answer.out) == (2, "")
+    assert "is a state of another model" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+# In turns.
+
+
+def in_turns(elman, monkeypatch, run, said, *words):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    return elman("sample", run, "--interactive", *words)
+
+
+def test_a_text_is_written_in_turns(elman, run, tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    said = f"type the cat\n1\n\ndraw 5\nundo\ntemperature 0\nshow 3\nhelp\nsave {state}\ntext\nquit\nnever\n"
+    answer = in_turns(elman, monkeypatch, run, said, "--prompt", "a ")
+    assert (answer.code, answer.err) == (0, "")
+    turns = answer.out.split("> ")
+    assert len(turns) == 12
+    assert "\n   1  " in turns[0]
+    text = package.load(run).load_reading(state).text
+    assert text.startswith("a the cat")
+    assert len(text) == len("a the cat") + 2
+    assert turns[10].startswith(text)
+    assert turns[6].count("\n") == 2  # temperature 0 leaves one token
+    assert "take back the last step" in turns[8]
+
+
+def test_the_end_of_the_input_ends_it_and_the_place_is_saved(elman, run, tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    answer = in_turns(elman, monkeypatch, run, "type the\n", "--save-state", state)
+    assert (answer.code, answer.err) == (0, "")
+    again = in_turns(elman, monkeypatch, run, "text\n", "--load-state", state)
+    assert "\nthe\n" in again.out.replace("> the", "\nthe")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("hello", "unknown word 'hello'; did you mean 'help'?"),
+        ("999", "there is no option 999"),
+        ("0", "there is no option 0"),
+        ("draw x", "'x' is not a number of tokens"),
+        ("show", "is not a number of tokens"),
+        ("undo", "there is no step to take back"),
+        ("type Ж", "never saw: 'Ж'"),
+        ("temperature -1", "sampling.temperature"),
+        ("top-p", "top-p needs something behind it"),
+        ("save /no/such/folder/file", "cannot be written"),
+    ],
+)
+def test_a_mistake_is_one_line_and_changes_nothing(elman, run, monkeypatch, said, message):
+    answer = in_turns(elman, monkeypatch, run, f"{said}\n", "--prompt", "the ")
+    assert answer.code == 0
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.out.count("> ") == 2

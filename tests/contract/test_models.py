@@ -40,5 +40,11 @@ def test_every_kind_and_every_value_of_every_option_is_run():
         *((kind, "output_projection", value) for kind in ("elman", "lstm", "gru") for value in (True, False)),
     }
     assert expected <= seen
-    assert {c.num_layers for c in CONFIGS if model_class(c) is RecurrentStack} == {1, 2}
+    stacks = [c for c in CONFIGS if model_class(c) is RecurrentStack]
+    assert {len(c.cell_names) for c in stacks} == {1, 2}
+    around = {(c.kind, c.residual, c.norm, bool(c.convolution_size), bool(c.feedforward_size)) for c in stacks}
+    for kind in {c.kind for c in stacks}:
+        of_kind = [choice[1:] for choice in around if choice[0] == kind]
+        assert {choice[0] for choice in of_kind} == {choice[2] for choice in of_kind} == {False, True}
+        assert {choice[1] for choice in of_kind} == {"none", "layer", "rms"}
     assert any(c.kind == "gru" and c.biases == "double" and not c.reset_after for c in CONFIGS)

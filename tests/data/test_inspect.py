@@ -161,3 +161,14 @@ def test_repeated_documents_and_unknown_words_are_said(report_on):
 def test_a_held_out_part_of_another_language_is_said(report_on):
     report = report_on({"train.txt": clean_text(300), "valid.txt": "Ξεσκεπάζω τὴν ψυχοφθόρα βδελυγμία. " * 60})
     assert [w for w in report.warnings if "of the valid part is <unk>" in w]
+
+
+def test_a_corpus_of_pairs_is_shown_as_sources_and_targets(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("ab\tba\n" * 5 + "cd\tdc\n" * 5, encoding="utf-8")
+    data = DataConfig(corpus=str(path), pairs=True, valid_fraction=0, test_fraction=0)
+    dataset = prepare(data, TextConfig(), TokenizerConfig(), tmp_path / "cache")
+    report = inspect_corpus(dataset, data, TrainingConfig())
+    assert [(pair.inputs, pair.targets) for pair in report.pairs] == [("ab", "ba")] * 3
+    assert (report.batch_size, report.bptt, report.segments_per_epoch) == (10, None, 1)
+    assert any("10 pairs, fewer than batch_size 32" in warning for warning in report.warnings)

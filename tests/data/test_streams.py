@@ -97,7 +97,7 @@ def test_rows_are_contiguous_and_segment_follows_segment(num_tokens, batch_size,
 
 def test_only_the_first_segment_starts_the_epoch():
     segments = list(Streams(np.arange(30), 2, 4))
-    assert [segment.starts_epoch for segment in segments] == [True] + [False] * (len(segments) - 1)
+    assert [segment.starts_anew for segment in segments] == [True] + [False] * (len(segments) - 1)
 
 
 def test_tokens_of_a_small_type_become_int64():
@@ -158,7 +158,7 @@ RANDOM = np.random.default_rng(1).integers(5, size=400)
 def shifted(segment: Segment, by: int) -> Segment:
     tokens = torch.from_numpy(RANDOM[: 8 * 45].reshape(8, 45)).long()
     return Segment(
-        tokens[:, :40], tokens[:, by : 40 + by], segment.weight_BT, None, segment.num_targets, segment.starts_epoch
+        tokens[:, :40], tokens[:, by : 40 + by], segment.weight_BT, None, segment.num_targets, segment.starts_anew
     )
 
 

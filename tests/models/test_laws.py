@@ -138,8 +138,8 @@ BROKEN = {
         {"form of step": "my_cell.py line 32 raised RuntimeError: two lines"},
     ),
     "an unknown distribution": (
-        [('Initial("zeros")', 'Initial("ones")')],
-        {"declarations": "the parameter 'b' of Leaky: unknown initial distribution 'ones'"},
+        [('Initial("zeros")', 'Initial("gauss")')],
+        {"declarations": "the parameter 'b' of Leaky: unknown initial distribution 'gauss'"},
     ),
     "an orthogonal vector": (
         [('Initial("zeros")', 'Initial("orthogonal")')],

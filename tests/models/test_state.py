@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save
 
 from elman.errors import ModelFileError
-from elman.models.state import State
+from elman.models.state import State, grows
 
 
 @pytest.fixture
@@ -121,3 +121,63 @@ def test_bytes_that_are_no_state_of_the_model_are_refused(data, message):
     with pytest.raises(ModelFileError, match=message) as error:
         State.from_bytes(data, like=LIKE)
     assert "\n" not in str(error.value)
+
+
+# Parts that grow with the text: empty along their second dimension at first.
+
+GROWING_LIKE = State({"keys": torch.zeros(1, 0, 2), "h": torch.zeros(1, 3)})
+
+
+def grown(num_rows: int, length: int, start: float = 1.0) -> State:
+    """A state that has read ``length`` tokens, counted on from ``start``."""
+    keys = torch.arange(num_rows * length * 2.0).view(num_rows, length, 2) + start
+    return State({"keys": keys, "h": torch.full((num_rows, 3), start)})
+
+
+def test_a_part_grows_whose_initial_value_is_empty():
+    assert {name: grows(tensor) for name, tensor in GROWING_LIKE.tensors.items()} == {"keys": True, "h": False}
+    assert not grows(torch.zeros(4))
+    assert GROWING_LIKE.num_bytes == 12
+
+
+def test_stacked_rows_of_unequal_length_are_filled_up_with_zeros_at_the_front():
+    stacked = State.stack([grown(1, 3), GROWING_LIKE, grown(2, 1, 50.0)])
+    keys = stacked.tensors["keys"]
+    assert keys.shape == (4, 3, 2)
+    assert torch.equal(keys[:1], grown(1, 3).tensors["keys"])
+    assert not keys[1].any()
+    assert not keys[2:, :2].any()
+    assert torch.equal(keys[2:, 2:], grown(2, 1, 50.0).tensors["keys"])
+    assert stacked.tensors["h"][:, 0].tolist() == [1.0, 0.0, 50.0, 50.0]
+
+
+def test_a_reset_row_is_empty_and_stays_as_long_as_its_batch():
+    state = grown(3, 4)
+    after = state.reset(torch.tensor([False, True, False]), GROWING_LIKE.select([0, 0, 0]))
+    assert after.tensors["keys"].shape == (3, 4, 2)
+    assert not after.tensors["keys"][1].any()
+    assert equal(after.select([0, 2]), state.select([0, 2]))
+    assert equal(state, grown(3, 4))
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_bytes_hold_a_part_of_any_length(length):
+    state = grown(2, length)
+    assert equal(State.from_bytes(state.to_bytes(), like=GROWING_LIKE), state)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (torch.zeros(2, 4, 3), r"part 'keys' of this state is torch.float32 \[4, 3\]; the model carries torch.float32"),
+        (torch.zeros(2, 4), r"part 'keys' of this state is torch.float32 \[4\]"),
+        (torch.zeros(2), r"part 'keys' of this state is torch.float32 \[\]"),
+        (torch.zeros(2, 4, 2, dtype=torch.float64), "part 'keys' of this state is torch.float64"),
+        (torch.full((2, 4, 2), float("nan")), "part 'keys' of this state holds a number that is not finite"),
+        (torch.zeros(3, 4, 2), "differ in their number of rows"),
+    ],
+)
+def test_a_growing_part_of_another_form_is_refused(keys, message):
+    data = save({"keys": keys, "h": torch.zeros(2, 3)})
+    with pytest.raises(ModelFileError, match=message):
+        State.from_bytes(data, like=GROWING_LIKE)

@@ -28,6 +28,7 @@ GOLDEN = {
     "dyck": "d6eb75e994ca95582b53caede9279521a2147b13ed6f296f8d2cab90808f6593",
     "anbn": "4a45eaa84a193c695ca20cd58fe7507f677f290cbe28c84aedbe8369d8958925",
     "copying": "c4522f9141d9b85408868036b37fdc32a63b58a603c8e0d4ae31b7de1e5d52cc",
+    "reversing": "6f9d64320727835022615fc1351dc1cf8530d8d5ec9ca7bed6d1103e4d8b0759",
     "selective-copying": "b4529ffa0b43552a67e47fa883aec89fbea147f88707d6c8b4b713a8aeac19b3",
     "associative-recall": "89b2e3718ceff7e85ee982bdbce7ef24501894a9229422d73e269c5afd1fea72",
     "parity": "bb31fe0a2e420ca0214725c2ac58b82b7a5a1e7b5a7a21ff09f1cee5b3fa3d6b",
@@ -191,6 +192,7 @@ def test_dyck_entropy_is_what_counting_finds(specification):
 SMALL = [
     "anbn,longest=5",
     "copying,length=3,symbols=3,delay=2",
+    "reversing,longest=3,symbols=3",
     "selective-copying,length=2,symbols=3,blanks=3",
     "associative-recall,pairs=1",
     "parity,length=6",
@@ -224,6 +226,12 @@ def is_anbn(line: str) -> bool:
 def is_copying(line: str) -> bool:
     question, answer = line.split("|")
     return [letter for letter in question if letter.isalpha()] == list(answer) and question.endswith("." * 3)
+
+
+def is_reversing(line: str) -> bool:
+    question, answer = line.split("\t")
+    half = len(question)
+    return 1 <= half == len(answer) <= 10 and all(question[i] == answer[half - 1 - i] for i in range(half))
 
 
 def is_selective_copying(line: str) -> bool:
@@ -273,6 +281,7 @@ def is_agreement(line: str) -> bool:
 CHECKERS: dict[str, Callable[[str], bool]] = {
     "anbn": is_anbn,
     "copying,delay=3": is_copying,
+    "reversing": is_reversing,
     "selective-copying": is_selective_copying,
     "associative-recall": is_recall,
     "parity": is_parity,
@@ -388,6 +397,7 @@ def test_the_ends_of_every_range_work(specification):
         ("markov,order=5,symbols=26", "accepted: symbols ** order up to 4096"),
         ("zipf,words=100", "less than vocabulary (10000)"),
         ("agreement,fewest=9,most=8", "fewest is 9; accepted: 0 to most (8)"),
+        ("reversing,shortest=9,longest=8", "shortest is 9; accepted: 1 to longest (8)"),
         ("adding,length=1", "length is 1; accepted: 2 to"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -295,15 +296,16 @@ def test_a_loss_that_is_not_finite_ends_with_the_remedy_and_keeps_the_weights(co
         def loss(self, features_BTF: torch.Tensor, segment: object) -> torch.Tensor | None:
             return features_BTF.sum() * (float("nan") if self.seen.count("update") == 3 else 0.0)
 
-    with pytest.raises(TrainingError, match=r"update 4 .* lower training\.learning_rate"):
+    with pytest.raises(TrainingError, match=r"after update 3 .* lower training\.learning_rate"):
         train(
             corpus,
             out=tmp_path / "run",
             callbacks=[Poison(0)],
+            checkpoint={"every_updates": 1},
             **settings(max_updates=9),
         )
     run = Run.open(tmp_path / "run")
-    assert sorted(run.checkpoints.iterdir())[-1].name == "update-00000003-00"
+    assert sorted(run.checkpoints.iterdir())[-1].name.startswith("update-00000003-")
     assert all(tensor.isfinite().all() for tensor in final_state(run).values())
     assert elman.load(run.path).provenance["updates"] == 3
 
@@ -513,3 +515,34 @@ def test_a_tokenizer_file_that_changed_since_is_noticed(corpus: Path, tmp_path: 
         resume(run.path, max_updates=5)
     (tmp_path / "tokenizer.json").unlink()
     assert elman.evaluate(run.path).evaluation == before
+
+
+def test_resume_auto_starts_a_run_or_goes_on_with_it(corpus: Path, undisturbed: Run, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(corpus, out=out, resume="auto", should_stop=Counting(40), **settings(max_updates=30))
+    assert [r["kind"] for r in Run(out).records()][-1] == "stopped"
+    run = train(corpus, out=out, resume="auto", **settings(max_updates=30))
+    assert deterministic(run) == deterministic(undisturbed)
+    assert_same_end(run, undisturbed)
+    longer = train(corpus, out=out, resume="auto", **settings(max_updates=31))
+    assert [r["update"] for r in longer.records() if r["kind"] == "update"] == list(range(1, 32))
+
+
+def test_resume_auto_begins_anew_what_was_killed_before_it_saved_anything(corpus: Path, tmp_path: Path) -> None:
+    run = train(corpus, out=tmp_path / "run", **settings(max_updates=2))
+    shutil.rmtree(run.checkpoints)
+    again = train(corpus, out=tmp_path / "run", resume="auto", **settings(max_updates=3))
+    assert [r["update"] for r in again.records() if r["kind"] == "update"] == [1, 2, 3]
+
+
+def test_resume_auto_refuses_other_settings_and_goes_by_the_folder_alone(corpus: Path, tmp_path: Path) -> None:
+    train(corpus, out=tmp_path / "run", **settings(max_updates=2))
+    with pytest.raises(ConfigError, match=r"has training\.bptt 16, 8 was given: give the settings"):
+        train(corpus, out=tmp_path / "run", resume="auto", **settings(max_updates=2, bptt=8))
+    other = settings(max_updates=2) | {"model": {**MODEL, "kind": "gru"}}
+    with pytest.raises(ConfigError, match=r"has model\.kind 'lstm', 'gru' was given"):
+        train(corpus, out=tmp_path / "run", resume="auto", **other)
+    with pytest.raises(ConfigError, match="give --out"):
+        train(corpus, resume="auto", **settings(max_updates=2))
+    with pytest.raises(ConfigError, match="leave --overwrite out"):
+        train(corpus, out=tmp_path / "run", resume="auto", overwrite=True, **settings(max_updates=2))

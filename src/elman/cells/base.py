@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from elman.cells.primitives import linear, split
 from elman.config import CellConfig
@@ -38,7 +40,10 @@ class Step(NamedTuple):
     """Intermediates worth looking at, by name: gates, candidate, ..."""
 
 
-_DISTRIBUTIONS = ("zeros", "uniform", "orthogonal")
+Draw: TypeAlias = "Callable[[tuple[int, ...], torch.Generator, torch.dtype], Tensor]"
+"""Draws a tensor of a shape and dtype on the CPU."""
+
+_DISTRIBUTIONS = ("zeros", "ones", "uniform", "normal", "orthogonal", "own")
 
 
 class Initial(NamedTuple):
@@ -49,15 +54,19 @@ class Initial(NamedTuple):
     """
 
     kind: str
-    """``zeros``, ``uniform`` (within +-``scale``) or ``orthogonal`` (rows or columns orthonormal, times ``scale``)."""
+    """``zeros``, ``ones``, ``uniform`` (within +-``scale``), ``normal`` (standard deviation ``scale``), ``orthogonal``
+    (rows or columns orthonormal, times ``scale``) or ``own`` (by the function ``draw_own``)."""
     scale: float = 1.0
     parts: int = 1
     constants: Mapping[int, float] = {}
+    draw_own: Draw | None = None
 
     def fault(self, shape: tuple[int, ...]) -> str:
         """Why no tensor of this shape can be drawn, or nothing where one can."""
         if self.kind not in _DISTRIBUTIONS:
             return f"unknown initial distribution {self.kind!r}{nearest(str(self.kind), _DISTRIBUTIONS)}"
+        if (self.kind == "own") != (self.draw_own is not None):
+            return "draw_own belongs to the distribution 'own' and to no other"
         if self.kind == "orthogonal" and len(shape) < 2:
             return f"an orthogonal start needs two dimensions, its shape is {list(shape)}: take zeros or uniform"
         if self.parts != 1 and (not shape or self.parts < 1 or shape[0] % self.parts):
@@ -84,8 +93,12 @@ class Initial(NamedTuple):
         for index in range(self.parts):
             if index in self.constants:
                 block = torch.full(block_shape, self.constants[index], dtype=dtype)
-            elif self.kind == "zeros":
-                block = torch.zeros(block_shape, dtype=dtype)
+            elif self.kind in ("zeros", "ones"):
+                block = torch.full(block_shape, float(self.kind == "ones"), dtype=dtype)
+            elif self.kind == "normal":
+                block = torch.randn(block_shape, generator=generator, dtype=dtype) * self.scale
+            elif self.draw_own is not None:
+                block = self.draw_own(block_shape, generator, dtype)
             elif self.kind == "uniform":
                 block = (torch.rand(block_shape, generator=generator, dtype=dtype) * 2 - 1) * self.scale
             else:
@@ -100,14 +113,18 @@ class Parameter(NamedTuple):
     """The declaration of one parameter of a cell."""
 
     shape: tuple[int, ...]
+    """Two dimensions: a matrix, of ``initial.parts`` blocks. Three: matrices, one beside the other."""
     initial: Initial
+    elementwise: bool = False
+    """Multiplies element by element: no linear map, whatever its shape, so that Muon leaves it alone."""
 
 
 class StatePart(NamedTuple):
     """The declaration of one part of a cell's state."""
 
     shape: tuple[int, ...]
-    """Without the batch dimension."""
+    """Without the batch dimension. A first size of 0 says that the part is empty at first and grows with the text; the
+    newest entry is the last, and rows that have fewer than others are filled up with zeros at the front."""
     initial: float = 0.0
     """The finite value that every element has before the first token."""
 
@@ -190,9 +207,59 @@ def _fault(declared: Parameter | StatePart, kind: type, form: str) -> str:
     if not isinstance(declared, kind) or wrong_start:
         return f"it is declared by {declared!r}; accepted: {form}"
     shape = declared.shape
-    if not isinstance(shape, tuple) or any(not isinstance(size, int) or size < 1 for size in shape):
+    fixed = shape[1:] if isinstance(declared, StatePart) and isinstance(shape, tuple) and shape[:1] == (0,) else shape
+    if not isinstance(fixed, tuple) or any(not isinstance(size, int) or size < 1 for size in fixed):
         return f"its shape is {shape!r}; accepted: a tuple of whole numbers from 1, such as (self.hidden_size,)"
     return ""
+
+
+class ResidualConfig(CellConfig):
+    """Settings of the cells that are made for a residual stack with norms."""
+
+    embedding_size: PositiveInt = 256
+    """Width E of the token embedding; residual needs it equal to hidden_size."""
+    residual: bool = True
+    """Add each layer's input to its output; needs equal widths."""
+    norm: Literal["none", "layer", "rms"] = "rms"
+    """Normalise what each cell and feed-forward network reads, and the last output: layer or root mean square."""
+
+
+class FeedForwardConfig(ResidualConfig):
+    """Settings of the cells that want a feed-forward network after them as well."""
+
+    feedforward_size: NonNegativeInt = 688
+    """Width of a gated feed-forward network (SwiGLU) after each cell, commonly 8/3 of hidden_size; 0: none."""
+
+
+class ConvolvedConfig(FeedForwardConfig):
+    """Settings of the cells that want a short convolution before them, too."""
+
+    convolution_size: NonNegativeInt = 4
+    """Each cell reads a weighted sum, unit by unit, of its last so many inputs; 0: the input as it is."""
+
+
+class HeadsConfig(ConvolvedConfig):
+    """Settings of the cells that are cut into heads."""
+
+    num_heads: PositiveInt = 4
+    """Number N of heads, each of width hidden_size / N."""
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.hidden_size % self.num_heads or self.hidden_size == self.num_heads:
+            nearest_size = max(2, self.hidden_size // self.num_heads) * self.num_heads
+            raise ValueError(
+                f"num_heads {self.num_heads} does not cut hidden_size {self.hidden_size} into equal heads of width 2 "
+                f"or more; accepted: a hidden_size that is 2, 3, ... times num_heads, such as {nearest_size}"
+            )
+        return self
+
+
+class BlockConfig(ResidualConfig):
+    """Settings of the cells that are the whole mixing block of a residual stack, with a short convolution inside."""
+
+    inner_convolution_size: Annotated[int, Field(ge=2)] = 4
+    """Inside the block each unit reads a weighted sum of its last so many values."""
 
 
 class GatedConfig(CellConfig):
@@ -242,6 +309,11 @@ class GatedCell(Cell):
         of_input = linear(x_BI, p["weight_ih"], p["bias"] if "bias" in p else p["bias_ih"])
         of_state = linear(h_BH, p["weight_hh"], p.get("bias_hh"))
         return split(of_input, self.num_gates), split(of_state, self.num_gates)
+
+    def with_one_bias(self, p: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters, with the sum of two bias vectors in their place."""
+        others = {name: tensor for name, tensor in p.items() if not name.startswith("bias")}
+        return {**others, "bias": p["bias"] if "bias" in p else p["bias_ih"] + p["bias_hh"]}
 
     def _fused_weights(self, p: Mapping[str, Tensor]) -> list[Tensor]:
         """The parameters as PyTorch's fused kernels take them: two matrices, two biases."""

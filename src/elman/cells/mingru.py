@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from elman.cells.base import Cell, CellState, Initial, Parameter, Step
+from elman.cells.base import Cell, CellState, ConvolvedConfig, Initial, Parameter, Step
 from elman.cells.primitives import linear, split
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class MinGRU(Cell):
     Paper: Feng et al. 2024, https://arxiv.org/abs/2410.01201.
     """
 
+    Config = ConvolvedConfig
     paper = "https://arxiv.org/abs/2410.01201"
 
     def parameters(self) -> Mapping[str, Parameter]:

@@ -101,7 +101,8 @@ def _print(report: CorpusReport) -> None:
     print(f"most frequent {_counted(report.most_frequent)}")
     print(f"rarest        {_counted(report.least_frequent)}")
     updates = f"{report.segments_per_epoch:,} updates an epoch"
-    print(f"streams       {report.batch_size} of segments of {report.bptt}, {updates}")
+    batches = "pairs at once" if report.bptt is None else f"streams of segments of {report.bptt}"
+    print(f"batches       {report.batch_size} {batches}, {updates}")
     for pair in report.pairs:
         print(f"pair          {pair.inputs!r} -> {pair.targets!r}")
     for notice in report.notices:

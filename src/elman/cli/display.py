@@ -28,6 +28,8 @@ from elman.metrics import perplexity
 from elman.settings import Config
 from elman.training.loop import Callback, Record
 
+_MESSAGES = ("notice", "skipped", "returned")
+"""Kinds of records that are a text to be shown."""
 _SECONDS_BETWEEN_REFRESHES = 0.25
 _SHARE_OF_TIME = 0.005
 _SECONDS_BETWEEN_LINES = 5.0
@@ -114,11 +116,11 @@ class Dashboard:
     def update_line(self) -> str:
         """The newest update in one line."""
         record = self.latest["update"]
-        return (
-            f"update {record['update']:,}, epoch {record['epoch']}: {self.nats:.3f} nats, {self.worth(self.nats)}, "
-            f"{self.tokens_per_second:,.0f} tokens/s, gradient {record['grad_norm']:#.3g}, "
-            f"rate {record['learning_rate']:#.3g}, {_clock(self.seconds_left)} left"
-        )
+        figures = [f"{self.nats:.3f} nats", self.worth(self.nats), f"{self.tokens_per_second:,.0f} tokens/s"]
+        if "grad_norm" in record:  # a counted model has neither
+            figures += [f"gradient {record['grad_norm']:#.3g}", f"rate {record['learning_rate']:#.3g}"]
+        figures.append(f"{_clock(self.seconds_left)} left")
+        return f"update {record['update']:,}, epoch {record['epoch']}: {', '.join(figures)}"
 
     def estimate(self, nats: float | None, update: int | None) -> str:
         """What an estimate on the validation part says."""
@@ -155,8 +157,8 @@ class Dashboard:
         ]
         right = [
             ("speed", Text(f"{self.tokens_per_second:,.0f} tokens/s")),
-            ("gradient", Text(f"{record['grad_norm']:#.3g} before clip")),
-            ("rate", Text(f"{record['learning_rate']:#.3g}")),
+            ("gradient", Text(f"{record['grad_norm']:#.3g} before clip" if "grad_norm" in record else "none")),
+            ("rate", Text(f"{record['learning_rate']:#.3g}" if "learning_rate" in record else "none")),
         ]
         table = Table.grid(padding=(0, 1, 0, 0), expand=True)
         rows = [(*a, *b) for a, b in zip(left, right, strict=True)] if width >= _NARROW else [*left, *right]
@@ -262,7 +264,7 @@ class Display(Callback):
     def _refresh(self, record: Record) -> None:
         if not self._live.is_started:
             self._live.start()
-        if record.kind == "notice":
+        if record.kind in _MESSAGES:
             self._live.console.print(Text(f"note: {clean(record.values['text'])}", style="yellow"))
         started = time.monotonic()
         if record.kind != "update" or started >= self._due:
@@ -274,7 +276,7 @@ class Display(Callback):
     def _print(self, record: Record) -> None:
         values, dashboard = record.values, self.dashboard
         line = None
-        if record.kind == "notice":
+        if record.kind in _MESSAGES:
             line = f"note: {clean(values['text'])}"
         elif record.kind == "update":
             now = time.monotonic()

@@ -9,6 +9,7 @@ from elman.cli.flags import OwnCell, Switch
 
 if TYPE_CHECKING:
     from elman.judge import Judgement
+    from elman.translation import PairReport
 
 _UNITS = {"char": "character", "byte": "byte", "word": "word", "bpe": "bpe token"}
 
@@ -20,6 +21,7 @@ def evaluate(
     split: Literal["test", "valid", "train"] | None = None,
     state: Literal["carried", "reset"] | None = None,
     baselines: Switch = False,
+    num_beams: int | None = None,
     json: Switch = False,
     cell: OwnCell = None,
 ) -> None:
@@ -30,13 +32,16 @@ def evaluate(
         text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
         split: The part of the corpus; none: the test part, else the validation part.
         state: Carried from the start of the text to its end, or reset at every document; none: as in training.
+        num_beams: How a model of pairs writes targets; none or 1: greedily, more: by beam search.
         baselines: Also uniform, letter frequencies, gzip, bzip2 and xz on the same text.
         json: Print one JSON object on standard output.
     """
     from elman import judge
     from elman.cli.output import print_json
 
-    judgement = judge.evaluate(run, text or None, split=split, state_policy=state, with_baselines=baselines, cell=cell)
+    judgement = judge.evaluate(
+        run, text or None, split=split, state_policy=state, with_baselines=baselines, num_beams=num_beams, cell=cell
+    )
     if json:
         print_json(judgement.to_dict())
     else:
@@ -62,6 +67,8 @@ def _print(judgement: Judgement) -> None:
         ],
         bold=[name for name, _ in ranked].index("this model") if judgement.baselines else None,
     )
+    if judgement.pairs is not None:
+        _print_pairs(judgement.pairs)
     notices = list(judgement.notices)
     if evaluation.num_unknown:
         notices.append(
@@ -70,3 +77,26 @@ def _print(judgement: Judgement) -> None:
         )
     for notice in notices:
         print(f"note: {clean(notice)}", file=sys.stderr)
+
+
+def _print_pairs(report: PairReport) -> None:
+    from elman.cli.output import figure, print_table
+
+    groups = [(str(a) if a == b else f"{a} to {b}", accuracy) for a, b, accuracy in report.by_target_length]
+    how = "greedily" if report.num_beams == 1 else f"with {report.num_beams} beams"
+    print_table(
+        f"targets written {how}, by their length in tokens",
+        ["length", "examples", "exact", "tokens right", "written tokens right", "nats/token"],
+        [
+            (
+                name,
+                f"{accuracy.examples:,}",
+                f"{accuracy.exact_match:.1%}",
+                f"{accuracy.token_accuracy:.1%}",
+                f"{accuracy.written_token_accuracy:.1%}",
+                figure(accuracy.nats_per_token),
+            )
+            for name, accuracy in [*groups, ("all", report.overall)]
+        ],
+        footer=True,
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get
 from cyclopts import Group, Parameter
 from pydantic.fields import FieldInfo
 
-from elman.config import BUDGETS, Section
+from elman.config import BUDGETS, SamplingConfig, Section
 from elman.models.kinds import kind_names, model_config_class
 from elman.settings import Config, preset_names
 
@@ -145,7 +145,9 @@ def _whose(kinds: list[str]) -> str:
     return f" (not {', '.join(others)})" if len(others) < len(kinds) else f" ({', '.join(kinds)} only)"
 
 
-OF_ONE_TEXT = ("max_new_tokens", "temperature", "top_k", "top_p")
+OF_ONE_TEXT = tuple(
+    name for name in SamplingConfig.model_fields if name not in ("every_updates", "prompts", "temperatures")
+)
 """The settings of ``sampling`` that ``elman sample`` takes, without the section's name."""
 
 Switch = Annotated[bool, Parameter(negative=(), show_default=False)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from cyclopts import App
 
 from elman.cli.flags import OwnCell, Switch
@@ -17,7 +19,7 @@ def model(run: str, /, *, json: Switch = False, cell: OwnCell = None) -> None:
         run: A run folder or a model.safetensors.
         json: Print one JSON object on standard output.
     """
-    from elman.cli.output import print_json, print_table
+    from elman.cli.output import print_json, print_table, size
     from elman.inspection.architecture import describe
     from elman.models.file import load_model
 
@@ -28,15 +30,48 @@ def model(run: str, /, *, json: Switch = False, cell: OwnCell = None) -> None:
     rows = []
     for part in architecture.parts:
         shapes = "\n".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in part.shapes.items())
+        if part.stored_bytes:
+            shapes = f"{part.entries:,}\n{size(part.stored_bytes)}"
         counts = (part.parameters, part.state_bytes, part.operations)
         share = f"{architecture.share(part):.1%}"
         rows.append([f"{part.name}\n{part.what}", shapes, share, *(f"{count:,}" for count in counts)])
     totals = (architecture.parameters, architecture.state_bytes, architecture.operations)
-    rows.append(["all", "", "100.0%", *(f"{total:,}" for total in totals)])
+    stored = f"{architecture.entries:,}\n{size(architecture.stored_bytes)}" if architecture.stored_bytes else ""
+    rows.append(["all", stored, "100.0%", *(f"{total:,}" for total in totals)])
     print_table(
         f"{architecture.kind}, {architecture.dtype}, vocabulary {architecture.vocabulary:,}",
         ["", "shapes", "share", "parameters", "state bytes", "operations per token"],
         rows,
         text_columns=2,
         footer=True,
+    )
+
+
+@app.command(name="ngram")
+def ngram(
+    run: str, /, *text: str, split: Literal["test", "valid", "train"] | None = None, json: Switch = False
+) -> None:
+    """How much of a text an n-gram model has seen, order by order.
+
+    Args:
+        run: A run folder, a model.safetensors or an .arpa file.
+        text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
+        split: The part of the corpus; none: the test part, else the validation part.
+        json: Print one JSON object on standard output.
+    """
+    from elman.cli.output import clean, print_json, print_table
+    from elman.inspection.ngram import inspect_ngram
+
+    sparsity = inspect_ngram(run, text or None, split=split)
+    if json:
+        print_json(sparsity.to_dict())
+        return
+    part = sparsity.corpus if sparsity.split == "text" else f"the {sparsity.split} part of {sparsity.corpus}"
+    print_table(
+        clean(f"{part}: {sparsity.tokens:,} tokens"),
+        ["order", "n-grams counted", "never seen", "context never seen", "tokens backed off"],
+        [
+            (f"{o.order}", f"{o.counted:,}", f"{o.unseen:.2%}", f"{o.context_unseen:.2%}", f"{o.backoff_depth:.3f}")
+            for o in sparsity.orders
+        ],
     )

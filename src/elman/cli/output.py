@@ -93,7 +93,7 @@ def print_plan(plan: Plan) -> None:
     held_out = "none" if plan.valid_nats_per_token is None else f"{plan.valid_nats_per_token:.3f} nats per token"
     for name, value in {
         "model": f"{config.model.kind}, {plan.parameters:,} parameters, {size(plan.parameter_bytes)}",
-        "state": f"{size(plan.state_bytes)} for {config.training.batch_size} streams",
+        "state": f"{size(plan.state_bytes)} for {plan.num_streams} streams",
         "text": f"{plan.train_tokens:,} tokens to train on, {plan.valid_tokens:,} to estimate on",
         "tokens": f"{plan.vocabulary:,} in the vocabulary, level {config.tokenizer.level}",
         "epoch": f"{plan.updates_per_epoch:,} updates, {epoch_seconds:,.0f} s at most: the first update is the slowest",

@@ -17,9 +17,12 @@ from elman.cli.output import print_json
 from elman.training.folder import Run
 from elman.training.loop import Callback, Record
 
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+"""Those that ask a training to save and stop, as far as the system has them."""
+
 
 class StopOnSignal(Callback):
-    """Ctrl-C or SIGTERM asks the training to save and stop; before its first record it interrupts at once."""
+    """Ctrl-C or another signal asks the training to save and stop; before its first record it interrupts at once."""
 
     def __init__(self, display: Display) -> None:
         self.signal: int | None = None
@@ -29,8 +32,9 @@ class StopOnSignal(Callback):
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # no other may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+            for number in (s for s in signal.Signals if s.name in _SIGNALS):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -87,7 +91,7 @@ def carry_through(start: Callable[[dict[str, Any]], Run], display: Display, *, j
         print(f"run       {where} (seed {result['seed']})")
         print(f"best      {dashboard.estimate(result.get('best_nats_per_token'), result.get('best_update'))}")
         print(f"trained   {seconds:.1f} s, {result['update']:,} updates, {result['tokens']:,} tokens")
-        print(f"go on     elman sample {where}")
+        print(f"go on     elman {'translate' if dashboard.config.data.pairs else 'sample'} {where}")
         print(f"          elman eval {where}")
     return 128 + stop.signal if stopped and stop.signal is not None else 0
 

@@ -15,6 +15,7 @@ from elman.errors import TextError, UserError
 if TYPE_CHECKING:
     from elman.config import SamplingConfig
     from elman.generation import Sampler
+    from elman.reading import Reading
 
 
 def sample(
@@ -26,6 +27,9 @@ def sample(
     seed: int = 0,
     stop: Annotated[list[str] | None, Parameter(negative=(), allow_leading_hyphen=True)] = None,
     unknown: Literal["error", "skip"] = "error",
+    load_state: Path | None = None,
+    save_state: Path | None = None,
+    interactive: Switch = False,
     json: Switch = False,
     cell: OwnCell = None,
     flags: SamplingFlags | None = None,
@@ -39,24 +43,53 @@ def sample(
         seed: The same seed gives the same text.
         stop: A string that ends the text; repeat it for several.
         unknown: What to do with characters of the prompt that the model never saw.
+        load_state: Go on from a place that --save-state saved; with the same seed as if nothing had come between.
+        save_state: Save the place after the last token to this file.
+        interactive: Write in turns with the model: see what may come next, choose, type, draw, take back.
         json: Print one JSON object on standard output.
     """
     from elman.generation import Sampler
     from elman.models.file import load_model
+    from elman.reading import Reading
     from elman.settings import resolve
     from elman.training.loop import num_threads
+    from elman.translation import is_of_pairs
 
     sampling = resolve(given(flags)).sampling
     if prompt is not None and prompt_file is not None:
         raise UserError("--prompt and --prompt-file are two prompts: give one")
     beginning = _read(prompt_file) if prompt_file is not None else prompt or ""
     bundle = load_model(run, cell=cell)
+    if is_of_pairs(bundle):
+        raise UserError(f"{run!r} was trained on pairs and writes targets of sources: elman translate {run} SOURCE")
     if "\r" in beginning and bundle.tokenizer.unknown_characters("\r"):
         beginning = beginning.replace("\r\n", "\n").replace("\r", "\n")  # as the training text was read
-    sampler = Sampler(bundle, beginning, settings=sampling, seed=seed, stop=stop or (), unknown=unknown)
+    if interactive and (json or stop):
+        raise UserError("--interactive writes in turns: leave out --json and --stop")
+    start = Reading.load(load_state, bundle) if load_state is not None else None
     # The products of one step are too small to share: a second thread would cost more than it brings.
     with num_threads(1):
-        _show(sampler, beginning, json=json, sampling=sampling, updates=bundle.provenance.get("updates"))
+        if interactive:
+            place = (start or Reading.start(bundle)).read(beginning, unknown=unknown)
+            end: Reading | None = _write_in_turns(place, sampling, seed)
+        else:
+            sampler = Sampler(
+                bundle, beginning, start=start, settings=sampling, seed=seed, stop=stop or (), unknown=unknown
+            )
+            _show(sampler, beginning, json=json, sampling=sampling, updates=bundle.provenance.get("updates"))
+            end = sampler.end
+    if save_state is not None and end is not None:
+        end.save(save_state)
+
+
+def _write_in_turns(place: Reading, sampling: SamplingConfig, seed: int) -> Reading:
+    from elman.cli.interactive import write_in_turns
+    from elman.cli.output import clean
+    from elman.draft import Draft
+
+    draft = Draft(place, sampling, seed=seed)
+    write_in_turns(draft, sys.stdin, clean if sys.stdout.isatty() else str)
+    return draft.place
 
 
 def _show(sampler: Sampler, beginning: str, *, json: bool, sampling: SamplingConfig, updates: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elman.cli.flags import AllFlags, BudgetFlags, OwnCell, Preset, Switch, given
 
@@ -14,6 +14,7 @@ def train(
     preset: Preset = None,
     config: Path | None = None,
     overwrite: Switch = False,
+    resume: Literal["never", "auto"] = "never",
     dry_run: Switch = False,
     json: Switch = False,
     tensorboard: Switch = False,
@@ -26,6 +27,7 @@ def train(
         out: The run folder; none: runs/CORPUS-KIND.
         config: A TOML file of settings, such as the run.toml of another run.
         overwrite: Replace a run folder that is there.
+        resume: `auto` goes on with the run in --out where there is one, and starts it where there is none.
         dry_run: One update, one estimate and one sample; print the plan and the memory, write nothing.
         json: Print one JSON object on standard output.
         tensorboard: Also write event files for TensorBoard.
@@ -45,7 +47,7 @@ def train(
     resolved = resolve(with_corpus(settings, corpus or None), preset=preset, file=config)
     return carry_through(
         lambda watch: runs.train(
-            corpus or None, out=out, overwrite=overwrite, tensorboard=tensorboard, **chosen, **watch
+            corpus or None, out=out, overwrite=overwrite, resume=resume, tensorboard=tensorboard, **chosen, **watch
         ),
         Display(resolved),
         json=json,

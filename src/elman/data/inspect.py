@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.config import DataConfig, TrainingConfig
+from elman.data.pairs import Pairs
 from elman.data.prepare import Dataset, Split
 from elman.data.streams import Streams, fit_layout
 from elman.text.sources import utf8
@@ -55,7 +56,7 @@ class PartReport:
 
 @dataclass(frozen=True)
 class Pair:
-    """Inputs of one stream, and the tokens asked for: the same text, one token on."""
+    """Inputs of one stream, and the tokens asked for: the same text, one token on; or a source and its target."""
 
     inputs: str
     targets: str
@@ -79,12 +80,12 @@ class CorpusReport:
     num_unused: int
     """Tokens of the vocabulary that the training part never asks for."""
     batch_size: int
-    """Streams that training will use; fewer than asked for where the text is short."""
-    bptt: int
-    """Tokens per segment that training will use."""
+    """Streams that training will use, or pairs in a batch; fewer than asked for where the text is short."""
+    bptt: int | None
+    """Tokens per segment that training will use; None for pairs, which are read whole."""
     segments_per_epoch: int
     pairs: tuple[Pair, ...]
-    """The beginnings of the first segments of the first stream."""
+    """The beginnings of the first segments of the first stream; of a corpus of pairs, sources and their targets."""
     notices: tuple[str, ...]
     """What was done to the text when it was read."""
     warnings: tuple[str, ...]
@@ -118,9 +119,7 @@ def inspect_corpus(
     def named(ids: NDArray[np.int64]) -> tuple[tuple[str, int], ...]:
         return tuple((tokenizer.vocabulary[i], int(counts[i])) for i in ids[:num_shown])
 
-    batch_size, bptt = fit_layout(len(train.tokens) - 1, training.batch_size, training.bptt)
-    reset_token = tokenizer.boundary_id if data.reset_at_documents else None
-    streams = Streams(train.tokens, batch_size, bptt, training.trim, reset_token)
+    streams = _layout(train, tokenizer, data, training)
     return CorpusReport(
         name=dataset.corpus_name,
         sha256=dataset.sha256,
@@ -130,13 +129,13 @@ def inspect_corpus(
         most_frequent=named(used),
         least_frequent=named(used[::-1]),
         num_unused=tokenizer.size - len(used),
-        batch_size=batch_size,
-        bptt=bptt,
+        batch_size=streams.batch_size,
+        bptt=streams.bptt if isinstance(streams, Streams) else None,
         segments_per_epoch=streams.num_segments,
         pairs=tuple(_pairs(streams, tokenizer)),
         notices=dataset.notices,
         warnings=(
-            *_warnings_of_layout(parts, data, training, (batch_size, bptt)),
+            *_warnings_of_layout(parts, data, training, streams),
             *_warnings_of_vocabulary(parts["train"], tokenizer, counts),
             *_warnings_of_text(surveys["train"].characters, surveys["train"].num_mojibake, parts["train"]),
             *_warnings_of_held_out(parts),
@@ -258,8 +257,21 @@ def _token_counts(split: Split, vocabulary_size: int) -> NDArray[np.int64]:
     return counts
 
 
-def _pairs(streams: Streams, tokenizer: Tokenizer) -> Iterator[Pair]:
+def _layout(train: Split, tokenizer: Tokenizer, data: DataConfig, training: TrainingConfig) -> Streams | Pairs:
+    if data.pairs:
+        return Pairs(train.tokens, min(training.batch_size, train.num_documents // 2), tokenizer.boundary_id)
+    batch_size, bptt = fit_layout(len(train.tokens) - 1, training.batch_size, training.bptt)
+    reset_token = tokenizer.boundary_id if data.reset_at_documents else None
+    return Streams(train.tokens, batch_size, bptt, training.trim, reset_token)
+
+
+def _pairs(streams: Streams | Pairs, tokenizer: Tokenizer) -> Iterator[Pair]:
     between = " " if tokenizer.level == "word" else ""
+    if isinstance(streams, Pairs):
+        for example in range(min(_SEGMENTS_SHOWN, streams.num_examples)):
+            both = (streams.source(example), streams.target(example))
+            yield Pair(*(between.join(tokenizer.vocabulary[i] for i in ids[:_TOKENS_SHOWN]) for ids in both))
+        return
     for index in range(min(_SEGMENTS_SHOWN, streams.num_segments)):
         segment = streams.segment(index)
         num_shown = min(_TOKENS_SHOWN, int(segment.weight_BT[0].sum()))
@@ -271,13 +283,16 @@ def _pairs(streams: Streams, tokenizer: Tokenizer) -> Iterator[Pair]:
 
 
 def _warnings_of_layout(
-    parts: dict[str, PartReport], data: DataConfig, training: TrainingConfig, used: tuple[int, int]
+    parts: dict[str, PartReport], data: DataConfig, training: TrainingConfig, used: Streams | Pairs
 ) -> Iterator[str]:
     train = parts["train"]
-    if used != (training.batch_size, training.bptt):
+    if isinstance(used, Pairs):
+        if used.batch_size < training.batch_size:
+            yield f"the training part has {used.num_examples:,} pairs, fewer than batch_size {training.batch_size}"
+    elif (used.batch_size, used.bptt) != (training.batch_size, training.bptt):
         yield (
             f"the training part has {train.tokens:,} tokens, fewer than batch_size {training.batch_size} x bptt "
-            f"{training.bptt}: training will shrink them to {used[0]} x {used[1]}; give more text"
+            f"{training.bptt}: training will shrink them to {used.batch_size} x {used.bptt}; give more text"
         )
     if data.reset_at_documents and train.documents == 1:
         yield "data.reset_at_documents has no effect: the training part is one document; see text.document_separator"

@@ -76,7 +76,8 @@ def prepare(
     """Read, split and encode a corpus, or take the result of an earlier call from the cache.
 
     A cut between parts that falls into a document moves to the nearest document border, unless that would halve the
-    part on either side of it; then the document is cut and goes on in the next part.
+    part on either side of it; then the document is cut and goes on in the next part. With `data.pairs` documents are
+    sources and targets in turn, and a cut always moves to the nearest border between two examples.
 
     Args:
         data: which corpus and which fractions; files given as train, valid and test are used as they are.
@@ -256,6 +257,11 @@ def _cuts(num_chars: int, borders: array[int], data: DataConfig) -> tuple[int, i
     second = max(first, int((1 - test) * num_chars))
     sizes = (first, second - first, num_chars - second)
 
+    if data.pairs:  # an example, a source and its target, stays whole
+        examples = [*borders[1::2], num_chars]
+        first, second = (min(examples, key=lambda border: abs(border - cut)) for cut in (first, second))
+        return first, max(first, second)
+
     def at_border(cut: int, before: int, after: int) -> int:
         i = bisect(borders, cut)
         nearest = min(borders[max(0, i - 1) : i + 1], key=lambda border: abs(border - cut), default=cut)
@@ -304,7 +310,7 @@ def _cache_key(
     if None in fingerprints.values():
         return None
     asked = tokenizer.to_dict() if isinstance(tokenizer, Tokenizer) else tokenizer.model_dump()
-    split = [data.valid_fraction, data.test_fraction]
+    split = [data.valid_fraction, data.test_fraction, data.pairs]
     everything = [_FORMAT, version("tokenizers"), corpus.name, fingerprints, split, text.model_dump(), asked]
     return _sha256(json.dumps(everything))[:32]
 

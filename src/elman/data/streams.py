@@ -37,8 +37,8 @@ class Segment:
     """Where the state is put back before the token is read; none where documents do not reset it."""
     num_targets: int
     """Targets of weight 1."""
-    starts_epoch: bool
-    """The state of every stream is initial before this segment."""
+    starts_anew: bool
+    """The state of every row is initial before this segment, and its rows may be others than before."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Streams:
         return -(-int(self._lengths.max()) // self.bptt)
 
     def segment(self, index: int) -> Segment:
-        """The segment of this number, counted from 0 within an epoch."""
-        start = index * self.bptt
+        """The segment of this number, counted from 0 on through all epochs, which are alike."""
+        start = index % self.num_segments * self.bptt
         length = min(self.bptt, int(self._lengths.max()) - start)
         inputs = np.zeros((self.batch_size, length), np.int64)
         targets = np.zeros((self.batch_size, length), np.int64)
@@ -107,7 +107,7 @@ class Streams:
             weight_BT=torch.from_numpy(weight),
             reset_BT=None if self.reset_token is None else torch.from_numpy(inputs == self.reset_token),
             num_targets=int(weight.sum()),
-            starts_epoch=index == 0,
+            starts_anew=start == 0,
         )
 
     def __iter__(self) -> Iterator[Segment]:

@@ -25,6 +25,10 @@ class Part:
     """Carried for each text."""
     operations: int
     """Floating-point operations for each token: two for each element of each matrix that is multiplied by."""
+    entries: int
+    """N-grams that it holds instead of parameters."""
+    stored_bytes: int
+    """Memory of these."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,25 @@ class Architecture:
         return sum(part.state_bytes for part in self.parts)
 
     @property
+    def entries(self) -> int:
+        """N-grams of the whole."""
+        return sum(part.entries for part in self.parts)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Memory of all entries."""
+        return sum(part.stored_bytes for part in self.parts)
+
+    @property
     def operations(self) -> int:
         """Floating-point operations for each token."""
         return sum(part.operations for part in self.parts)
 
     def share(self, part: Part) -> float:
-        """The part's share of the parameters, 0 to 1."""
-        return part.parameters / self.parameters
+        """The part's share of the parameters, 0 to 1; of the memory where a model has none but entries."""
+        if self.parameters:
+            return part.parameters / self.parameters
+        return part.stored_bytes / max(1, self.stored_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -62,6 +78,8 @@ class Architecture:
             "parameters": self.parameters,
             "state_bytes": self.state_bytes,
             "operations": self.operations,
+            "entries": self.entries,
+            "stored_bytes": self.stored_bytes,
         }
 
 
@@ -82,6 +100,8 @@ def describe(model: Bundle) -> Architecture:
                 parameters=sum(parameter.numel() for parameter in own.values()),
                 state_bytes=sum(state[name].numel() * state[name].element_size() for name in component.state),
                 operations=component.operations,
+                entries=component.entries,
+                stored_bytes=component.stored_bytes,
             )
         )
     dtype = str(network.dtype).removeprefix("torch.")

@@ -14,11 +14,13 @@ keeps, and the code that checks them, are in ``elman.models.laws``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from numpy import integer
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -45,6 +47,10 @@ class Component:
     """Floating-point operations for each token: two for each element of each matrix that is multiplied by."""
     state: tuple[str, ...] = ()
     """What it carries of the state, by name."""
+    entries: int = 0
+    """What it holds instead of parameters: n-grams counted."""
+    stored_bytes: int = 0
+    """Memory of its entries."""
 
 
 class Head(nn.Module, ABC):
@@ -144,6 +150,10 @@ class LanguageModel(nn.Module, ABC):
         features_BTF, state = self.features(tokens_BT, state, reset_BT)
         return Output(self.head.logits(features_BTF), state)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that tells it from others of its settings, by name: what a file of it has to hold."""
+        return dict(self.named_parameters())
+
     @property
     def num_parameters(self) -> int:
         """Number of trained numbers, a shared one counted once."""
@@ -153,3 +163,50 @@ class LanguageModel(nn.Module, ABC):
     def device(self) -> torch.device:
         """Where the parameters are."""
         return next(self.parameters()).device
+
+
+class CountedModel(LanguageModel):
+    """A model that is counted and not trained: one pass over a text fills its tables. It has no parameters."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype, boundary_id: int = 0) -> None:
+        super().__init__(config, vocab_size, dtype=dtype, boundary_id=boundary_id)
+        self.register_buffer("_place", torch.zeros(0), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where states and results are. Tables stay where they are read, in the memory of the CPU."""
+        return self.get_buffer("_place").device
+
+    @abstractmethod
+    def count(
+        self,
+        tokens: NDArray[integer[Any]],
+        *,
+        reset_at_documents: bool = False,
+        poll: Callable[[], None] = lambda: None,
+    ) -> list[str]:
+        """Fill the tables from a text, in place of what they hold.
+
+        Args:
+            tokens: the text, its boundary first.
+            reset_at_documents: every boundary begins a text of its own, as in a state that is reset there.
+            poll: called now and then; what it raises ends the counting and leaves the model as it was.
+
+        Returns:
+            A line for everything that a user should know.
+        """
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tables, by name."""
+
+    @abstractmethod
+    def load_tables(self, tables: Mapping[str, Tensor]) -> None:
+        """Take what :meth:`tensors` gave, from anywhere. Raises ModelFileError where the settings do not fit them."""
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """There are none."""
+
+    @staticmethod
+    def predicted_num_parameters(config: ModelConfig, vocab_size: int) -> int:
+        return 0

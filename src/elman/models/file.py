@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as tensors_to_bytes
 
 from elman.cells import named_by_person
+from elman.config import CountedConfig
 from elman.errors import ConfigError, ModelFileError
-from elman.models.contract import LanguageModel
+from elman.models.contract import CountedModel, LanguageModel
 from elman.models.kinds import build_model, model_class, model_config
 from elman.text.building import tokenizer_from_dict
 from elman.text.tokenizers import Tokenizer
@@ -31,6 +32,7 @@ FORMAT = 1
 MODEL_FILE = "model.safetensors"
 _KEY = "elman"
 _DTYPES = {"F32": torch.float32, "F64": torch.float64}
+_OF_TABLES = {"F64", "I32"}
 
 
 @dataclass(frozen=True)
@@ -45,17 +47,20 @@ class Bundle:
 
 def save_model(path: str | Path, bundle: Bundle) -> None:
     """Write a model file: beside it first, flushed, then renamed, so that no reader meets half a file."""
-    path = Path(path)
-    settings = bundle.network.config.model_dump(mode="json")
+    write_atomically(Path(path), model_bytes(bundle))
+
+
+def model_bytes(bundle: Bundle) -> bytes:
+    """A model file: the same bytes for the same model, whenever and wherever it is written."""
     meta = {
         "format": FORMAT,
-        "model": settings,
+        "model": bundle.network.config.model_dump(mode="json"),
         "tokenizer": bundle.tokenizer.to_dict(),
         "provenance": dict(bundle.provenance),
     }
     text = json.dumps(meta, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    tensors = {name: p.detach().cpu().contiguous() for name, p in bundle.network.named_parameters()}
-    write_atomically(path, tensors_to_bytes(tensors, metadata={_KEY: text}))
+    tensors = {name: t.detach().cpu().contiguous() for name, t in bundle.network.tensors().items()}
+    return tensors_to_bytes(tensors, metadata={_KEY: text})
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -94,7 +99,7 @@ def load_model(where: str | Path, *, device: torch.device | str = "cpu", cell: s
     """Read a model file, or the one in a run folder.
 
     Args:
-        where: ``model.safetensors``, or a run folder.
+        where: ``model.safetensors``, a run folder, or an n-gram model in an ``.arpa`` file.
         device: where the network goes.
         cell: a person's own cell, ``./file.py:Class`` or ``package.module:Class``. A file that was trained with one
             is refused without it, because a file must never choose the code that is run.
@@ -103,11 +108,17 @@ def load_model(where: str | Path, *, device: torch.device | str = "cpu", cell: s
         ModelFileError: missing, damaged, from a newer format, or inconsistent.
     """
     path = model_path(where)
+    if path.suffix == ".arpa":
+        from elman.models.arpa import read_arpa
+
+        return read_arpa(path, device=device)
     try:
         with safe_open(path, framework="pt") as file:
             meta = _read_meta(path, file.metadata())
             shapes = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             network = _empty_network(path, meta, shapes, cell)
+            if isinstance(network, CountedModel):
+                _fill_tables(path, network, {name: file.get_tensor(name) for name in shapes})
             for name, parameter in network.named_parameters():
                 tensor = file.get_tensor(name)
                 if not tensor.isfinite().all():
@@ -117,6 +128,13 @@ def load_model(where: str | Path, *, device: torch.device | str = "cpu", cell: s
     except (SafetensorError, OSError) as error:
         raise ModelFileError(f"{str(path)!r} is not a readable safetensors file: {error}") from error
     return Bundle(network.to(device), tokenizer_from_dict(meta["tokenizer"]), meta["provenance"])
+
+
+def _fill_tables(path: Path, network: CountedModel, tables: Mapping[str, torch.Tensor]) -> None:
+    try:
+        network.load_tables(tables)
+    except ModelFileError as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from None
 
 
 def _read_meta(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
@@ -143,13 +161,16 @@ def _empty_network(path: Path, meta: Mapping[str, Any], shapes: Mapping[str, Any
     settings["kind"] = named_by_person(str(settings.get("kind")), cell, str(path))
     tokenizer = tokenizer_from_dict(meta["tokenizer"])
     dtypes = {entry.get_dtype() for entry in shapes.values()}
-    if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
-        raise ModelFileError(f"{str(path)!r} holds tensors of {sorted(dtypes)}; accepted: one of {sorted(_DTYPES)}")
     try:
         config = model_config(settings)
     except (ValidationError, ConfigError) as error:
         first = str(error).splitlines()[0]
         raise ModelFileError(f"{str(path)!r} is damaged: its model settings are not accepted ({first})") from error
+    if isinstance(config, CountedConfig) and dtypes == _OF_TABLES:
+        # What its tables hold, only the file knows; they are looked at when they are there.
+        return build_model(config, tokenizer.size, seed=None, dtype=torch.float64, boundary_id=tokenizer.boundary_id)
+    if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
+        raise ModelFileError(f"{str(path)!r} holds tensors of {sorted(dtypes)}; accepted: one of {sorted(_DTYPES)}")
     held = sum(math.prod(entry.get_shape()) for entry in shapes.values())
     predicted = model_class(config).predicted_num_parameters(config, tokenizer.size)
     if held != predicted:

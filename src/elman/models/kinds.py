@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elman.cells import cell_names, find_cell, is_own_cell
-from elman.config import ModelConfig, StackConfig, WindowConfig
+from elman.config import MixedStackConfig, ModelConfig, NgramConfig, Seq2SeqConfig, UniformStackConfig, WindowConfig
 from elman.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -26,35 +26,74 @@ class Kind(NamedTuple):
 
 
 _STACK = "elman.models.stack:RecurrentStack"
-_KINDS = {"window": Kind(WindowConfig, "elman.models.window:WindowModel")}
+_KINDS = {
+    "ngram": Kind(NgramConfig, "elman.models.ngram.model:NgramModel"),
+    "seq2seq": Kind(Seq2SeqConfig, "elman.models.seq2seq:Seq2Seq"),
+    "stack": Kind(MixedStackConfig, _STACK),
+    "window": Kind(WindowConfig, "elman.models.window:WindowModel"),
+}
 
 
 def kind_names() -> tuple[str, ...]:
-    """Every kind that Elman brings, sorted. A cell's name means the recurrent stack of it."""
+    """Every kind that Elman brings, sorted. A cell's name means the recurrent stack of it, `stack` a mixed one."""
     return tuple(sorted((*cell_names(), *_KINDS)))
 
 
+def kind_of(settings: Mapping[str, Any]) -> Any:
+    """The kind that settings ask for; naming the cells of the layers is asking for a mixed stack."""
+    return settings.get("kind", "stack" if "layers" in settings else "lstm")
+
+
 @cache
-def model_config_class(kind: str) -> type[ModelConfig]:
-    """The settings of a kind; for a cell's name, those of the stack together with those of the cell.
+def model_config_class(kind: str, layers: tuple[str, ...] = ()) -> type[ModelConfig]:
+    """The settings of a kind; for a stack, those of the stack together with those of its cells.
+
+    Args:
+        kind: one of :func:`kind_names`, or the path to a person's own cell.
+        layers: the cells of a mixed stack, none for its default.
 
     Raises:
-        ConfigError: no such kind.
+        ConfigError: no such kind, or no such cell.
     """
+    if kind == "stack":
+        default: tuple[str, ...] = MixedStackConfig.model_fields["layers"].default
+        return _with_cells("MixedStack", MixedStackConfig, layers or default)
     if kind in _KINDS:
         return _KINDS[kind].settings
     if not is_own_cell(kind) and kind not in kind_names():
         raise ConfigError(f"unknown model.kind {kind!r}{nearest(kind, kind_names())}, or ./file.py:Class")
-    cell = find_cell(kind)
-    return type(f"{cell.__name__}Stack", (StackConfig, cell.Config), {"__module__": __name__})
+    return _with_cells(f"{find_cell(kind).__name__}Stack", UniformStackConfig, (kind,))
+
+
+def _with_cells(name: str, stack: type[ModelConfig], cells: tuple[str, ...]) -> type[ModelConfig]:
+    # The cells come first: where a cell gives a setting of the stack another default, that counts.
+    of_cells = dict.fromkeys(find_cell(cell).Config for cell in cells)
+    # A class that others derive from comes in with them, and may not stand before them.
+    bases = [one for one in of_cells if not any(other is not one and issubclass(other, one) for other in of_cells)]
+    return type(name, (*bases, stack), {"__module__": __name__})
 
 
 def model_config(settings: Mapping[str, Any]) -> ModelConfig:
     """Settings checked by the class of their kind. Raises pydantic's ValidationError or ConfigError."""
-    kind = settings.get("kind", "lstm")
+    return section_of(settings)(**{**settings, "kind": kind_of(settings)})
+
+
+def section_of(settings: Mapping[str, Any]) -> type[ModelConfig]:
+    """The class that checks these settings. Raises ConfigError: no such kind, or no such cell."""
+    kind = kind_of(settings)
     if not isinstance(kind, str):
         raise ConfigError(f"model.kind is {kind!r}; accepted: one of {', '.join(kind_names())}")
-    return model_config_class(kind)(**settings)
+    if "layers" not in settings:
+        return model_config_class(kind)
+    if kind != "stack":
+        raise ConfigError(
+            f"model.layers names the cell of each layer, model.kind {kind!r} one for all: leave one of them out"
+        )
+    layers = MixedStackConfig(layers=settings["layers"]).layers
+    for name in layers:
+        if name not in cell_names():
+            raise ConfigError(f"model.layers names {name!r}{nearest(name, cell_names())}")
+    return model_config_class(kind, layers)
 
 
 def model_class(config: ModelConfig) -> type[LanguageModel]:

@@ -12,12 +12,12 @@ the same functions.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import torch
 from pydantic import ValidationError
@@ -27,11 +27,11 @@ from torch import Tensor
 from elman.cells import find_cell
 from elman.cells.base import Step
 from elman.config import CellConfig, ModelConfig, StackConfig
-from elman.errors import ElmanError
+from elman.errors import ConfigError, ElmanError
 from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, model_config, model_config_class
 from elman.models.noise import Noise
-from elman.models.state import State
+from elman.models.state import State, grows
 from elman.models.subjects import (
     MANY_ROWS,
     MANY_STEPS,
@@ -50,7 +50,19 @@ from elman.models.subjects import (
     with_gradients,
 )
 
-_SMALL = {"embedding_size": 6, "hidden_size": 8, "num_layers": 2, "dropout": 0.5}
+_SMALL = {"embedding_size": 6, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "dropout": 0.5}
+_SIZES = {
+    "num_layers": (1, 2),
+    "convolution_size": (0, 3),
+    "feedforward_size": (0, 5),
+    "num_heads": (1, 2),
+    "attention_window": (3, 7),
+    "mogrifier_rounds": (4, 5),
+    "num_gate_blocks": (1, 2),
+    "mogrifier_rank": (0, 2),
+    "qrnn_window": (1, 3),
+}
+"""Values of settings that are numbers, between which a model becomes another one."""
 _GLOBAL_SEED = 9_263_847
 """What torch's global generator stands at while a law is tried; a cell that seeds it will have chosen another."""
 
@@ -140,10 +152,12 @@ def _reads_time_first(s: Subject) -> bool:
     return outputs.shape == (NUM_STEPS, NUM_ROWS, s.output_size)
 
 
-def _form_of_output(where: str, s: Subject, output: Tensor, shape: tuple[int, ...], meaning: str) -> Iterator[str]:
+def _form_of_output(
+    where: str, s: Subject, output: Tensor, shape: tuple[int, ...], meaning: str, dtype: torch.dtype | None = None
+) -> Iterator[str]:
     if output.shape != shape:
         yield f"{where} returns an output of shape {list(output.shape)}: it must be {list(shape)}, {meaning}"
-    yield from _kept_dtype(f"the output of {where}", output, s.dtype)
+    yield from _kept_dtype(f"the output of {where}", output, dtype or s.dtype)
 
 
 def _form_of_state(where: str, s: Subject, state: Mapping[str, Tensor]) -> Iterator[str]:
@@ -153,9 +167,11 @@ def _form_of_state(where: str, s: Subject, state: Mapping[str, Tensor]) -> Itera
         yield f"{where} returns a state with the parts {given}: the parts declared are {sorted(expected)}"
         return
     for name, tensor in state.items():
-        if tensor.shape != expected[name].shape:
-            wanted = list(expected[name].shape)
-            yield f"{where} returns the state {name!r} in the shape {list(tensor.shape)}: it must be {wanted}"
+        wanted, found = list(expected[name].shape), list(tensor.shape)
+        if grows(expected[name]):
+            del wanted[1], found[1:2]
+        if found != wanted:
+            yield f"{where} returns the state {name!r} in the shape {found}: it must be {wanted}"
         yield from _kept_dtype(f"the state {name!r} of {where}", tensor, expected[name].dtype)
 
 
@@ -174,7 +190,8 @@ def form_of_model_step(s: ModelSubject) -> Iterator[str]:
     with torch.no_grad():
         features_BTF, _ = s.model.features(s.inputs, s.initial)
         features_BF, state = s.model.step(s.inputs[:, 0], s.initial)
-    yield from _form_of_output("step", s, features_BF, (NUM_ROWS, features_BTF.shape[2]), "(batch, features)")
+    shape = (NUM_ROWS, features_BTF.shape[2])
+    yield from _form_of_output("step", s, features_BF, shape, "(batch, features)", features_BTF.dtype)
     yield from _form_of_state("step", s, state.tensors)
 
 
@@ -449,7 +466,7 @@ def check_cell(kind: str) -> list[Finding]:
     if not isinstance(settings, type) or not issubclass(settings, CellConfig):
         return [Finding("settings", "Config of the cell must be a class derived from elman.config.CellConfig")]
     try:
-        configs = small_configs(kind)
+        configs = small_configs(kind, but=StackConfig.__annotations__)  # what a stack puts around the cell
     except ValidationError as error:
         fault = error.errors()[0]
         setting = ".".join(map(str, fault["loc"])) or "the settings"
@@ -465,45 +482,86 @@ def check_cell(kind: str) -> list[Finding]:
 
 def check_config(config: ModelConfig) -> list[Finding]:
     """Hold the model of these settings against the laws, and before it the cell that it is made of."""
-    of_cell = _check(CELL_LAWS, partial(cell_subject, config)) if isinstance(config, StackConfig) else []
-    return of_cell or check_model(lambda dtype: build_model(config, VOCAB_SIZE, seed=1, dtype=dtype))
+    if isinstance(config, StackConfig):
+        for name in dict.fromkeys(config.cell_names):
+            if findings := _check(CELL_LAWS, partial(cell_subject, config, name)):
+                return findings
+    return check_model(lambda dtype: build_model(config, VOCAB_SIZE, seed=1, dtype=dtype))
 
 
-def small_configs(kind: str) -> list[ModelConfig]:
-    """Small settings of a kind in which each option occurs alone and together with each other option."""
+def small_configs(kind: str, *, but: Collection[str] = ()) -> list[ModelConfig]:
+    """Small settings of a kind in which every two values of different options meet, as far as they may.
+
+    Args:
+        kind: a name, or the path of a person's own cell.
+        but: settings to leave at their defaults.
+    """
     fields = model_config_class(kind).model_fields
     base = {"kind": kind} | {name: value for name, value in _SMALL.items() if name in fields}
-    options = [(name, value) for name, field in fields.items() for value in _other_values(field)]
-    pairs = [(one, other) for one, other in combinations(options, 2) if one[0] != other[0]]
-    chosen = [{}, {"num_layers": 1}, *({name: value} for name, value in options), *map(dict, pairs)]
-    configs = []
-    for settings in ({**base, **choice} for choice in chosen if choice.keys() <= fields.keys()):
-        if settings.get("tie_weights") and not settings.get("output_projection"):
-            settings["embedding_size"] = settings["hidden_size"]
-            if not _gives_hidden_size(settings):
-                continue
-        configs.append(model_config(settings))
+    options = {name: values for name, field in fields.items() if name not in but and (values := _values(name, field))}
+    configs = [model_config(_with_equal_widths(base))]
+    missing = {frozenset([one]) for one in _choices(options)}
+    missing |= {frozenset(pair) for pair in combinations(_choices(options), 2) if pair[0][0] != pair[1][0]}
+    while missing:
+        # Start from what no settings have met yet, and take in as much of the rest as is accepted with it.
+        chosen = dict(min(missing, key=_in_order))
+        config = _accepted({**base, **chosen})
+        for name, value in sorted(_choices(options), key=lambda c: (-sum(c in pair for pair in missing), str(c))):
+            if config is not None and name not in chosen and (more := _accepted({**base, **chosen, name: value})):
+                chosen, config = {**chosen, name: value}, more
+        met = set(chosen.items())
+        missing = {pair for pair in missing if not pair <= met}
+        if config is not None:
+            configs.append(config)
     return configs
 
 
-def _gives_hidden_size(settings: Mapping[str, Any]) -> bool:
-    """Whether the output is ``hidden_size`` wide, without which the output matrix cannot be tied to the embedding."""
-    config = model_config({**settings, "tie_weights": False})
-    if not isinstance(config, StackConfig):
-        return True
-    cell = find_cell(config.kind)(cast(CellConfig, config), config.embedding_size)
-    return cell.output_size == cell.hidden_size
+_Choice: TypeAlias = tuple[str, Any]
 
 
-def _other_values(field: FieldInfo) -> list[Any]:
-    """The values that a setting can be given beside its default, where they can be counted."""
+def _choices(options: Mapping[str, Sequence[Any]]) -> list[_Choice]:
+    return [(name, value) for name, values in options.items() for value in values]
+
+
+def _in_order(choices: Iterable[_Choice]) -> tuple[int, list[str]]:
+    names = sorted(map(str, choices))
+    return -len(names), names
+
+
+def _accepted(settings: dict[str, Any]) -> ModelConfig | None:
+    """The settings as a model can have them; none where the choices exclude each other."""
+    try:
+        config = model_config(_with_equal_widths(settings))
+        with torch.random.fork_rng(devices=[]):  # a cell that seeds it is told so by a law
+            build_model(config, VOCAB_SIZE, seed=None, dtype=torch.float32)
+    except (ValidationError, ConfigError):
+        return None
+    return config
+
+
+def _with_equal_widths(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with widths made equal where they have to be."""
+    fields = model_config_class(settings["kind"]).model_fields
+
+    def chosen(name: str) -> Any:
+        return name in fields and settings.get(name, fields[name].default)
+
+    if chosen("residual") or (chosen("tie_weights") and not chosen("output_projection")):
+        return {**settings, "embedding_size": settings["hidden_size"]}
+    return settings
+
+
+def _values(name: str, field: FieldInfo) -> list[Any]:
+    """The values that a setting can be given, where they can be counted or stand in ``_SIZES``."""
     annotation = field.annotation
+    if name in _SIZES:
+        return list(_SIZES[name])
     if get_origin(annotation) is Literal:
-        return [value for value in get_args(annotation) if value != field.default]
+        return list(get_args(annotation))
     if annotation is bool:
-        return [not field.default]
+        return [False, True]
     may_be_none = type(None) in get_args(annotation) and field.default is not None
-    return [None] if may_be_none else []
+    return [field.default, None] if may_be_none else []
 
 
 def _check(stages: Sequence[Sequence[Law]], make: Callable[[torch.dtype], Subject]) -> list[Finding]:

@@ -1,45 +1,136 @@
-"""The recurrent stack: embedding, dropout, layers of one cell, output.
+"""The recurrent stack: embedding, dropout, layers of recurrent cells, output.
 
-Shape letters: B rows, T time, E embedding, I layer input, H hidden, F features, V vocabulary.
+Shape letters: B rows, T time, E embedding, I layer input, K convolution, H hidden, F features, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.cells import find_cell
-from elman.cells.base import Cell, check_declarations
-from elman.config import CellConfig, ModelConfig, StackConfig
+from elman.cells.base import Cell, Step, check_declarations
+from elman.cells.primitives import layer_norm, linear, rms_norm, short_convolution, silu
+from elman.config import CellConfig, ModelConfig, StackConfig, UniformStackConfig
 from elman.errors import ConfigError
 from elman.models.contract import Component, LanguageModel
-from elman.models.heads import LinearHead, draw_embedding
+from elman.models.heads import LinearHead, draw_embedding, draw_uniform
 from elman.models.noise import Noise
 from elman.models.state import State
+from elman.scan import causal_convolution
+
+Parts: TypeAlias = Mapping[str, Tensor]
+"""The state of one layer by the names of its parts."""
+
+_CARRIED_INPUTS = "inputs"
+"""The part of a layer's state that belongs to its convolution, beside those of its cell."""
 
 
-def _cells(config: StackConfig, num_layers: int) -> list[Cell]:
+def _cells(config: StackConfig) -> list[Cell]:
     """The cell of each layer, from the first."""
     cells: list[Cell] = []
-    for _ in range(num_layers):
+    for name in config.cell_names:
         input_size = cells[-1].output_size if cells else config.embedding_size
-        # The settings of a stack are those of its cell too (elman.models.kinds puts the two together).
-        cells.append(find_cell(config.kind)(cast(CellConfig, config), input_size))
+        # The settings of a stack are those of its cells too (elman.models.kinds puts them together).
+        cell = find_cell(name)(cast(CellConfig, config), input_size)
+        if config.residual and cell.output_size != input_size:
+            before = "the embedding (model.embedding_size)" if not cells else f"layer {len(cells)}"
+            raise ConfigError(
+                f"model.residual needs equal widths, but {before} gives {input_size} and layer {len(cells) + 1} "
+                f"{cell.output_size}: make them equal, or set model.residual false"
+            )
+        cells.append(cell)
     return cells
 
 
-class Layer(nn.Module):
-    """One cell and the parameters that it declares."""
+class Norm(nn.Module):
+    """Layer normalisation (Ba et al. 2016, https://arxiv.org/abs/1607.06450), or by the root mean square alone (Zhang
+    and Sennrich 2019, https://arxiv.org/abs/1910.07467). The scale starts at 1, the shift at 0."""
 
-    def __init__(self, cell: Cell, dtype: torch.dtype) -> None:
+    def __init__(self, kind: str, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(width, dtype=dtype)) if kind == "layer" else None
+
+    def reset_parameters(self) -> None:
+        """Scale 1, shift 0."""
+        self.weight.data.fill_(1.0)
+        if self.bias is not None:
+            self.bias.data.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return rms_norm(x, self.weight) if self.bias is None else layer_norm(x, self.weight, self.bias)
+
+    @staticmethod
+    def predicted_num_parameters(kind: str, width: int) -> int:
+        """Number of trained numbers; none for the kind ``none``."""
+        return {"none": 0, "rms": width, "layer": 2 * width}[kind]
+
+
+class FeedForward(nn.Module):
+    """A gated feed-forward network: ``W_o (silu(W_g x) * (W_u x))``.
+
+    Initialisation: uniform within +-sqrt(3/width of the input), W_o so many times smaller as keeps a sum of
+    ``num_branches`` of them at a variance of about one.
+    Paper: Shazeer 2020, https://arxiv.org/abs/2002.05202 (SwiGLU).
+    """
+
+    def __init__(self, width: int, hidden_size: int, num_branches: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._num_branches = num_branches
+        self.gate = nn.Parameter(torch.zeros(hidden_size, width, dtype=dtype))
+        self.up = nn.Parameter(torch.zeros(hidden_size, width, dtype=dtype))
+        self.down = nn.Parameter(torch.zeros(width, hidden_size, dtype=dtype))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw all three anew."""
+        for matrix, shrink in ((self.gate, 1), (self.up, 1), (self.down, self._num_branches)):
+            draw_uniform(matrix, math.sqrt(3 / matrix.shape[1] / shrink), generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the last dimension to itself."""
+        return linear(silu(linear(x, self.gate)) * linear(x, self.up), self.down)
+
+
+class Layer(nn.Module):
+    """One cell, the parameters that it declares, and what the settings of a stack put around it.
+
+        u_t = norm(x_t)                                     norm, or x_t
+        v_t = sum over k of w_k * u_{t-K+1+k} + b           convolution_size, or u_t
+        y_t = cell(v_t)
+        x_t <- x_t + y_t                                    residual, or y_t
+        x_t <- x_t + feedforward(norm(x_t))                 feedforward_size
+
+    The convolution is causal and carries its last K - 1 inputs in the state. It starts as a uniform draw within
+    +-sqrt(3/K), which keeps the variance.
+    """
+
+    def __init__(self, cell: Cell, dtype: torch.dtype, around: StackConfig | None = None) -> None:
         super().__init__()
         self.cell = cell
         check_declarations(cell)
+        self._of_cell = tuple(cell.parameters())
+        self.residual = around is not None and around.residual
+        width, norm = cell.input_size, "none" if around is None else around.norm
+        self.norm = None if norm == "none" else Norm(norm, width, dtype)
+        self.convolution_weight: nn.Parameter | None = None
+        self.convolution_bias: nn.Parameter | None = None
+        if around is not None and around.convolution_size:
+            self.convolution_weight = nn.Parameter(torch.zeros(width, around.convolution_size, dtype=dtype))
+            self.convolution_bias = nn.Parameter(torch.zeros(width, dtype=dtype))
+        self.feedforward_norm: Norm | None = None
+        self.feedforward: FeedForward | None = None
+        if around is not None and around.feedforward_size:
+            self.feedforward_norm = None if norm == "none" else Norm(norm, width, dtype)
+            self.feedforward = FeedForward(width, around.feedforward_size, 2 * len(around.cell_names), dtype)
+        self._carried_inputs = () if self.convolution_weight is None else (_CARRIED_INPUTS,)
         for name, declared in cell.parameters().items():
             try:
                 self.register_parameter(name, nn.Parameter(torch.zeros(declared.shape, dtype=dtype)))
@@ -48,29 +139,145 @@ class Layer(nn.Module):
                     f"the parameter {name!r} of {type(cell).__name__} needs another name; accepted: a string without "
                     "dots that is no attribute of a PyTorch module, such as W"
                 ) from error
+        if self.convolution_weight is not None and _CARRIED_INPUTS in cell.state():
+            raise ConfigError(
+                f"the part {_CARRIED_INPUTS!r} of the state of {type(cell).__name__} needs another name, which the "
+                "convolution of a stack has taken"
+            )
+
+    @property
+    def cell_parameters(self) -> dict[str, Tensor]:
+        """What the cell is handed, by its own names."""
+        return {name: tensor for name, tensor in self.named_parameters(recurse=False) if name in self._of_cell}
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw each parameter from the distribution that the cell declares."""
+        """Draw each parameter from the distribution that the cell declares, and all around it."""
         for name, declared in self.cell.parameters().items():
             parameter = self.get_parameter(name)
             parameter.data.copy_(declared.initial.draw(declared.shape, generator, parameter.dtype))
+        for norm in (self.norm, self.feedforward_norm):
+            if norm is not None:
+                norm.reset_parameters()
+        if self.convolution_weight is not None and self.convolution_bias is not None:
+            draw_uniform(self.convolution_weight, math.sqrt(3 / self.convolution_weight.shape[1]), generator)
+            self.convolution_bias.data.zero_()
+        if self.feedforward is not None:
+            self.feedforward.reset_parameters(generator)
 
-    def initial_state(self, batch_size: int, like: Tensor) -> Mapping[str, Tensor]:
+    def initial_state(self, batch_size: int, like: Tensor) -> Parts:
         """The parts of this layer's state before the first token, with dtype and device of ``like``."""
-        return {
+        parts = {
             name: like.new_full((batch_size, *part.shape), part.initial) for name, part in self.cell.state().items()
         }
+        if self.convolution_weight is not None:
+            width, size = self.convolution_weight.shape
+            parts[_CARRIED_INPUTS] = like.new_zeros(batch_size, size - 1, width)
+        return parts
 
-    def forward(self, x_BTI: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Read a segment: outputs (B, T, H) and the state after it."""
-        return self.cell.scan(dict(self.named_parameters()), x_BTI, state)
+    def forward(
+        self,
+        x_BTI: Tensor,
+        state: Parts,
+        reset_BT: Tensor | None = None,
+        drop: Callable[..., Tensor] = lambda branch, *places: branch,
+    ) -> tuple[Tensor, Parts]:
+        """Read a segment: what the next layer reads (B, T, H), and the state after it.
+
+        Args:
+            x_BTI: what the layer before gives.
+            state: the parts of this layer's state.
+            reset_BT: where the state is initial before the input is read.
+            drop: dropout, applied to each branch before it is added; takes the branch, and the name of a second one.
+        """
+        u_BTI = x_BTI if self.norm is None else self.norm(x_BTI)
+        y_BTH, state = self._scan_with_resets(u_BTI, state, reset_BT)
+        x_BTH = x_BTI + drop(y_BTH) if self.residual else drop(y_BTH)
+        if self.feedforward is not None:
+            x_BTH = x_BTH + drop(self._feed_forward(x_BTH), "feedforward")
+        return x_BTH, state
+
+    def step(self, x_BI: Tensor, state: Parts) -> Step:
+        """Read one input by the equations; :meth:`forward` for one time, with the cell's intermediates."""
+        u_BI = x_BI if self.norm is None else self.norm(x_BI)
+        carried: dict[str, Tensor] = {}
+        if self.convolution_weight is not None:
+            u_BI, carried[_CARRIED_INPUTS] = short_convolution(
+                u_BI, state[_CARRIED_INPUTS], self.convolution_weight, self.convolution_bias
+            )
+        y_BH, after, named = self.cell.step(self.cell_parameters, u_BI, self._parts_of_cell(state))
+        x_BH = x_BI + y_BH if self.residual else y_BH
+        if self.feedforward is not None:
+            x_BH = x_BH + self._feed_forward(x_BH)
+        return Step(x_BH, {**after, **carried}, named)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return cast(FeedForward, self.feedforward)(x if self.feedforward_norm is None else self.feedforward_norm(x))
+
+    def _parts_of_cell(self, state: Parts) -> Parts:
+        return {name: tensor for name, tensor in state.items() if name not in self._carried_inputs}
+
+    def _scan(self, u_BTI: Tensor, state: Parts) -> tuple[Tensor, Parts]:
+        """Convolution and cell over a segment without resets."""
+        carried: dict[str, Tensor] = {}
+        if self.convolution_weight is not None:
+            u_BTI, carried[_CARRIED_INPUTS] = causal_convolution(
+                u_BTI, state[_CARRIED_INPUTS], self.convolution_weight, self.convolution_bias
+            )
+        y_BTH, after = self.cell.scan(self.cell_parameters, u_BTI, self._parts_of_cell(state))
+        return y_BTH, {**after, **carried}
+
+    def _scan_with_resets(self, u_BTI: Tensor, state: Parts, reset_BT: Tensor | None) -> tuple[Tensor, Parts]:
+        """Scan a segment in the pieces between the times at which some row is reset."""
+        if reset_BT is None or not reset_BT.any():
+            return self._scan(u_BTI, state)
+        num_steps = u_BTI.shape[1]
+        resets = reset_BT.any(0).nonzero().flatten().tolist()
+        initial = State(self.initial_state(u_BTI.shape[0], u_BTI))
+        outputs = []
+        for start, end in pairwise(sorted({0, *resets, num_steps})):
+            if start in resets:
+                state = State(state).reset(reset_BT[:, start], initial).tensors
+            output_BTH, state = self._scan(u_BTI[:, start:end], state)
+            outputs.append(output_BTH)
+        return torch.cat(outputs, dim=1), state
+
+    def component(self, index: int, what: str) -> Component:
+        """The layer as a part of its model."""
+        matrices = [] if self.feedforward is None else list(self.feedforward.parameters())
+        if self.convolution_weight is not None:
+            matrices.append(self.convolution_weight)
+        return Component(
+            name=f"layer {index + 1}",
+            what=what,
+            parameters=dict(self.named_parameters()),
+            operations=self.cell.operations_per_step() + sum(2 * matrix.numel() for matrix in matrices),
+            state=tuple(f"{index}.{part}" for part in (*self.cell.state(), *self._carried_inputs)),
+        )
+
+    def hidden_matrices(self) -> list[tuple[nn.Parameter, int]]:
+        """The linear maps, each with the number of its blocks: W_hh is cut gate by gate, as it is drawn."""
+        of_cell = [
+            (self.get_parameter(name), declared.initial.parts if len(declared.shape) == 2 else declared.shape[0])
+            for name, declared in self.cell.parameters().items()
+            if len(declared.shape) in (2, 3) and not declared.elementwise
+        ]
+        return of_cell + ([] if self.feedforward is None else [(matrix, 1) for matrix in self.feedforward.parameters()])
+
+    @staticmethod
+    def predicted_num_parameters(cell: Cell, around: StackConfig) -> int:
+        """Number of trained numbers, from the settings alone."""
+        width, num_norms = cell.input_size, 1 + bool(around.feedforward_size)
+        convolution = width * (around.convolution_size + 1) if around.convolution_size else 0
+        norms = num_norms * Norm.predicted_num_parameters(around.norm, width)
+        return cell.num_parameters() + norms + convolution + 3 * width * around.feedforward_size
 
 
 class RecurrentStack(LanguageModel):
-    """Embedding, dropout, ``num_layers`` layers of one recurrent cell, output.
+    """Embedding, dropout, layers of recurrent cells, normalisation (with ``norm``), output.
 
     Dropout (with noise only) falls on the embedding's output, between the layers and on the last layer's output, as
-    in Zaremba et al. 2014 (https://arxiv.org/abs/1409.2329): never on the recurrent path.
+    in Zaremba et al. 2014 (https://arxiv.org/abs/1409.2329): never on the recurrent path. With ``residual`` it falls on
+    each branch before it is added, and on the embedding.
 
     Initialisation: embedding N(0, 1/E) or uniform within +-``embedding_range``; each layer as its cell declares.
     """
@@ -79,13 +286,13 @@ class RecurrentStack(LanguageModel):
     head: LinearHead
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype, boundary_id: int = 0) -> None:
-        if not isinstance(config, StackConfig):
-            raise ConfigError(f"model.kind {config.kind!r} is not a recurrent stack")
-        super().__init__(config, vocab_size, dtype=dtype, boundary_id=boundary_id)
-        cells = _cells(config, config.num_layers)
-        self.embedding = nn.Parameter(torch.zeros(vocab_size, config.embedding_size, dtype=dtype))
-        self.layers = nn.ModuleList(Layer(cell, dtype) for cell in cells)
-        self.head = LinearHead(config, cells[-1].output_size, self.embedding)
+        super().__init__(_own(config), vocab_size, dtype=dtype, boundary_id=boundary_id)
+        cells = _cells(self.config)
+        self.embedding = nn.Parameter(torch.zeros(vocab_size, self.config.embedding_size, dtype=dtype))
+        self.layers = nn.ModuleList(Layer(cell, dtype, self.config) for cell in cells)
+        width, norm = cells[-1].output_size, self.config.norm
+        self.norm = None if norm == "none" else Norm(norm, width, dtype)
+        self.head = LinearHead(self.config, width, self.embedding)
 
     def _layers(self) -> Iterator[Layer]:
         return (cast(Layer, layer) for layer in self.layers)
@@ -94,6 +301,8 @@ class RecurrentStack(LanguageModel):
         draw_embedding(self.embedding, self.config, generator)
         for layer in self._layers():
             layer.reset_parameters(generator)
+        if self.norm is not None:
+            self.norm.reset_parameters()
         self.head.reset_parameters(generator)
 
     def initial_state(self, batch_size: int) -> State:
@@ -109,76 +318,60 @@ class RecurrentStack(LanguageModel):
         x_BTI = self._drop(functional.embedding(tokens_BT, self.embedding), noise, "embedding")
         tensors: dict[str, Tensor] = {}
         for index, layer in enumerate(self._layers()):
-            before = _of_layer(index, state)
-            x_BTI, parts = _scan_with_resets(layer, x_BTI, before, reset_BT)
-            x_BTI = self._drop(x_BTI, noise, f"layer {index}")
+
+            def drop(branch_BTH: Tensor, *places: str, index: int = index) -> Tensor:
+                return self._drop(branch_BTH, noise, f"layer {index}", *places)
+
+            x_BTI, parts = layer(x_BTI, _of_layer(index, state), reset_BT, drop)
             tensors |= {f"{index}.{name}": tensor for name, tensor in parts.items()}
-        return x_BTI, State(tensors)
+        return self._normed(x_BTI), State(tensors)
 
     def step(self, token_B: Tensor, state: State) -> tuple[Tensor, State]:
         x_BI = self.embedding[token_B]
         tensors: dict[str, Tensor] = {}
         for index, layer in enumerate(self._layers()):
-            x_BI, parts, _ = layer.cell.step(dict(layer.named_parameters()), x_BI, _of_layer(index, state))
+            x_BI, parts, _ = layer.step(x_BI, _of_layer(index, state))
             tensors |= {f"{index}.{name}": tensor for name, tensor in parts.items()}
-        return x_BI, State(tensors)
+        return self._normed(x_BI), State(tensors)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else self.norm(x)
 
     def components(self) -> list[Component]:
-        layers = [
-            Component(
-                name=f"layer {index + 1}",
-                what=self.config.kind,
-                parameters=dict(layer.named_parameters()),
-                operations=layer.cell.operations_per_step(),
-                state=tuple(f"{index}.{part}" for part in layer.cell.state()),
-            )
-            for index, layer in enumerate(self._layers())
-        ]
-        return [Component("embedding", "look-up", {"weight": self.embedding}), *layers, self.head.component()]
+        named = zip(self._layers(), self.config.cell_names, strict=True)
+        layers = [layer.component(index, name) for index, (layer, name) in enumerate(named)]
+        norm = [] if self.norm is None else [Component("norm", self.config.norm, dict(self.norm.named_parameters()))]
+        return [Component("embedding", "look-up", {"weight": self.embedding}), *layers, *norm, self.head.component()]
 
     def hidden_matrices(self) -> list[tuple[nn.Parameter, int]]:
-        # A matrix is cut as it is drawn: W_hh gate by gate, W_ih as one map.
-        return [
-            (layer.get_parameter(name), declared.initial.parts)
-            for layer in self._layers()
-            for name, declared in layer.cell.parameters().items()
-            if len(declared.shape) == 2
-        ]
+        return [matrix for layer in self._layers() for matrix in layer.hidden_matrices()]
 
-    def _drop(self, x_BTI: Tensor, noise: Noise | None, place: str) -> Tensor:
-        return x_BTI if noise is None else noise.dropout(x_BTI, self.config.dropout, place)
+    def _drop(self, x_BTI: Tensor, noise: Noise | None, *places: str) -> Tensor:
+        return x_BTI if noise is None else noise.dropout(x_BTI, self.config.dropout, " ".join(places))
 
     @staticmethod
     def predicted_num_parameters(config: ModelConfig, vocab_size: int) -> int:
-        if not isinstance(config, StackConfig):
-            raise ConfigError(f"model.kind {config.kind!r} is not a recurrent stack")
-        # From the second on all layers are alike, and a damaged file may claim any number of them.
-        cells = _cells(config, min(config.num_layers, 2))
-        layers = cells[0].num_parameters() + (config.num_layers - 1) * cells[-1].num_parameters()
-        output = LinearHead.predicted_num_parameters(config, cells[-1].output_size, vocab_size)
-        return vocab_size * config.embedding_size + layers + output
+        config = _own(config)
+        num_more = 0
+        if isinstance(config, UniformStackConfig) and config.num_layers > 2:
+            # From the second on all layers are alike, and a damaged file may claim any number of them.
+            num_more = config.num_layers - 2
+            config = config.model_copy(update={"num_layers": 2})
+        cells = _cells(config)
+        sizes = [Layer.predicted_num_parameters(cell, config) for cell in cells]
+        width = cells[-1].output_size
+        norm = Norm.predicted_num_parameters(config.norm, width)
+        output = LinearHead.predicted_num_parameters(config, width, vocab_size)
+        return vocab_size * config.embedding_size + sum(sizes) + num_more * sizes[-1] + norm + output
+
+
+def _own(config: ModelConfig) -> StackConfig:
+    if not isinstance(config, StackConfig):
+        raise ConfigError(f"model.kind {config.kind!r} is not a recurrent stack")
+    return config
 
 
 def _of_layer(index: int, state: State) -> dict[str, Tensor]:
     """The parts of one layer's state, by their own names."""
     prefix = f"{index}."
     return {name[len(prefix) :]: tensor for name, tensor in state.tensors.items() if name.startswith(prefix)}
-
-
-def _scan_with_resets(
-    layer: Layer, x_BTI: Tensor, parts: Mapping[str, Tensor], reset_BT: Tensor | None
-) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Scan a segment in the pieces between the times at which some row is reset."""
-    if reset_BT is None or not reset_BT.any():
-        return layer(x_BTI, parts)
-    num_steps = x_BTI.shape[1]
-    resets = reset_BT.any(0).nonzero().flatten().tolist()
-    borders = sorted({0, *resets, num_steps})
-    initial = State(layer.initial_state(x_BTI.shape[0], x_BTI))
-    outputs = []
-    for start, end in pairwise(borders):
-        if start in resets:
-            parts = State(parts).reset(reset_BT[:, start], initial).tensors
-        output_BTH, parts = layer(x_BTI[:, start:end], parts)
-        outputs.append(output_BTH)
-    return torch.cat(outputs, dim=1), parts

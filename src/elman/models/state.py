@@ -2,6 +2,9 @@
 
 A state is a named set of tensors, each with the batch (B rows) first; there may be none. Every operation gives a new
 state and acts on every part of every layer alike; none changes the state it is called on.
+
+A part may grow with the text along its second dimension, as a Transformer's keys do: it has size 0 there at first. The
+newest entry is the last; a row that has fewer entries than others of its batch is filled up with zeros at the front.
 """
 
 from __future__ import annotations
@@ -39,13 +42,15 @@ class State:
 
     def select(self, rows: Tensor | Sequence[int]) -> State:
         """The given rows, in the given order; a row may be taken more than once."""
-        return self.map(lambda tensor: tensor[torch.as_tensor(rows, device=tensor.device)])
+        return self.map(lambda tensor: tensor[torch.as_tensor(rows, dtype=torch.int64, device=tensor.device)])
 
     def reset(self, rows_B: Tensor, initial: State) -> State:
         """This state where ``rows_B`` is false, ``initial`` where it is true."""
         return State({
             name: torch.where(
-                rows_B.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)), initial.tensors[name], tensor
+                rows_B.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)),
+                _as_long(initial.tensors[name], tensor.shape[1:2]),
+                tensor,
             )
             for name, tensor in self.tensors.items()
         })  # fmt: skip
@@ -53,7 +58,11 @@ class State:
     @staticmethod
     def stack(states: Sequence[State]) -> State:
         """The rows of several states of one model, one below the other."""
-        return State({name: torch.cat([s.tensors[name] for s in states]) for name in states[0].tensors})
+        parts = {name: [state.tensors[name] for state in states] for name in states[0].tensors}
+        longest = {name: max(tensor.shape[1:2] for tensor in tensors) for name, tensors in parts.items()}
+        return State({
+            name: torch.cat([_as_long(tensor, longest[name]) for tensor in tensors]) for name, tensors in parts.items()
+        })  # fmt: skip
 
     def to_bytes(self) -> bytes:
         """The state in the safetensors format."""
@@ -85,7 +94,8 @@ class State:
             raise ModelFileError("the parts of this state differ in their number of rows, or have none")
         for name, expected in like.tensors.items():
             tensor = tensors[name]
-            if tensor.dtype != expected.dtype or tensor.shape[1:] != expected.shape[1:]:
+            fixed = 1 + grows(expected)
+            if tensor.dtype != expected.dtype or tensor.shape[fixed:] != expected.shape[fixed:]:
                 raise ModelFileError(
                     f"part {name!r} of this state is {tensor.dtype} {list(tensor.shape[1:])}; "
                     f"the model carries {expected.dtype} {list(expected.shape[1:])}"
@@ -94,3 +104,16 @@ class State:
                 raise ModelFileError(f"part {name!r} of this state holds a number that is not finite")
         # Fresh storage: memory that comes from a file has another alignment, which changes the order of sums.
         return State({name: tensors[name].clone().to(like.tensors[name].device) for name in like.tensors})
+
+
+def grows(initial: Tensor) -> bool:
+    """Whether a part of this initial value grows with the text."""
+    return initial.shape[1:2] == (0,)
+
+
+def _as_long(tensor: Tensor, length: tuple[int, ...]) -> Tensor:
+    """A part that may be shorter than others of its batch, filled up with zeros at the front."""
+    missing = length[0] - tensor.shape[1] if length else 0
+    if missing <= 0:
+        return tensor
+    return torch.cat([tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:]), tensor], dim=1)

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from elman.cells import find_cell
 from elman.cells.base import Cell
 from elman.config import CellConfig, StackConfig
-from elman.models.contract import LanguageModel
+from elman.models.contract import CountedModel, LanguageModel
 from elman.models.stack import Layer
 from elman.models.state import State
 
@@ -26,6 +26,8 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
 # The sizes all differ, so that no two dimensions can change places unseen.
 VOCAB_SIZE, NUM_ROWS, NUM_STEPS, NUM_EARLIER = 11, 3, 5, 4
 MANY_ROWS, MANY_STEPS = 17, 40
+NUM_COUNTED = 300
+"""Tokens of the text that a counted model is filled from."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,12 @@ def model_subject(build: Callable[[torch.dtype], LanguageModel], dtype: torch.dt
     model = build(dtype)
     for parameter in model.parameters():
         parameter.data.add_(_nudge(parameter, generator))
+    if isinstance(model, CountedModel):
+        model.count(torch.randint(model.vocab_size, (NUM_COUNTED,), generator=generator).numpy())
     tokens_BT = torch.randint(model.vocab_size, (NUM_ROWS, NUM_EARLIER + NUM_STEPS), generator=generator)
+    # The first row is a source and a target, each begun by a boundary, so that a model of pairs has both to read.
+    tokens_BT[0, tokens_BT[0] == model.boundary_id] += 1
+    tokens_BT[0, [0, NUM_EARLIER + 2]] = model.boundary_id
 
     def run(parameters: Mapping[str, Tensor], tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
         logits_BTV, state = functional_call(model, dict(parameters), (tokens_BT, state))
@@ -120,10 +127,10 @@ def model_subject(build: Callable[[torch.dtype], LanguageModel], dtype: torch.dt
     )
 
 
-def cell_subject(config: StackConfig, dtype: torch.dtype) -> CellSubject:
-    """One cell of these settings, with parameters as they are drawn, nudged, and inputs to read."""
+def cell_subject(config: StackConfig, name: str, dtype: torch.dtype) -> CellSubject:
+    """The cell of this name with these settings, its parameters as they are drawn, nudged, and inputs to read."""
     generator = torch.Generator().manual_seed(1)
-    cell = find_cell(config.kind)(cast(CellConfig, config), config.embedding_size)
+    cell = find_cell(name)(cast(CellConfig, config), config.embedding_size)
     layer = Layer(cell, dtype)
     layer.reset_parameters(generator)
     x_BTI = torch.randn(NUM_ROWS, NUM_EARLIER + NUM_STEPS, cell.input_size, generator=generator, dtype=dtype)
@@ -135,7 +142,7 @@ def cell_subject(config: StackConfig, dtype: torch.dtype) -> CellSubject:
     return CellSubject(
         name="scan",
         dtype=dtype,
-        parameters={name: p.detach() + _nudge(p, generator) for name, p in layer.named_parameters()},
+        parameters={name: p.detach() + _nudge(p, generator) for name, p in layer.cell_parameters.items()},
         earlier=x_BTI[:, :NUM_EARLIER],
         inputs=x_BTI[:, NUM_EARLIER:],
         initial=State(layer.initial_state(NUM_ROWS, like=x_BTI)),
@@ -174,7 +181,7 @@ def leaves_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def loss_of(outputs: Tensor, state: State) -> Tensor:
     """A number that depends on all of a result."""
     floating = [tensor for tensor in (outputs, *state.tensors.values()) if tensor.is_floating_point()]
-    return torch.stack([tensor.square().sum() for tensor in floating]).sum()
+    return torch.stack([tensor.square().sum() for tensor in floating]).sum() if floating else torch.zeros(())
 
 
 def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -65,23 +65,11 @@ class WindowModel(LanguageModel):
     def features(
         self, tokens_BT: Tensor, state: State, reset_BT: Tensor | None = None, noise: Noise | None = None
     ) -> tuple[Tensor, State]:
-        windows_BTK = self._windows(tokens_BT, state.tensors["tokens"], reset_BT)
+        windows_BTK = last_tokens(tokens_BT, state.tensors["tokens"], reset_BT, self.boundary_id)
         x_BTI = self._drop(functional.embedding(windows_BTK, self.embedding).flatten(2), noise, "embedding")
         h_BTH = self._drop(functional.linear(x_BTI, self.hidden_weight, self.hidden_bias).tanh(), noise, "hidden")
         # Copied, so that the state does not keep the whole segment in memory.
         return self._with_direct(h_BTH, x_BTI), State({"tokens": windows_BTK[:, -1].clone()})
-
-    def _windows(self, tokens_BT: Tensor, before_BK: Tensor, reset_BT: Tensor | None) -> Tensor:
-        """The window that ends in each token; where a text starts inside it, boundary tokens stand before that."""
-        size = self.config.window_size
-        windows_BTK = torch.cat([before_BK[:, 1:], tokens_BT], dim=1).unfold(1, size, 1)
-        if reset_BT is None:
-            return windows_BTK
-        time_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        # When the text that each token belongs to has started; far enough back where that was before the segment.
-        started_BT = torch.where(reset_BT, time_T, -size).cummax(dim=1).values
-        time_TK = time_T.unsqueeze(1) + torch.arange(1 - size, 1, device=tokens_BT.device)
-        return torch.where(time_TK < started_BT.unsqueeze(2), self.boundary_id, windows_BTK)
 
     def step(self, token_B: Tensor, state: State) -> tuple[Tensor, State]:
         window_BK = torch.cat([state.tensors["tokens"][:, 1:], token_B.unsqueeze(1)], dim=1)
@@ -115,6 +103,26 @@ class WindowModel(LanguageModel):
         hidden = config.hidden_size * (input_size + 1)
         direct = vocab_size * input_size if config.direct_connections else 0
         return embedding + hidden + LinearHead.predicted_num_parameters(config, config.hidden_size, vocab_size) + direct
+
+
+def last_tokens(tokens_BT: Tensor, before_BK: Tensor, reset_BT: Tensor | None, boundary_id: int) -> Tensor:
+    """The last K tokens up to each token, (B, T, K); where a text starts inside them, boundaries stand before that.
+
+    Args:
+        tokens_BT: what is read.
+        before_BK: the last K tokens before it, K being 1 or more.
+        reset_BT: where a text starts.
+        boundary_id: the boundary token.
+    """
+    size = before_BK.shape[1]
+    windows_BTK = torch.cat([before_BK[:, 1:], tokens_BT], dim=1).unfold(1, size, 1)
+    if reset_BT is None:
+        return windows_BTK
+    time_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    # When the text that each token belongs to has started; far enough back where that was before the segment.
+    started_BT = torch.where(reset_BT, time_T, -size).cummax(dim=1).values
+    time_TK = time_T.unsqueeze(1) + torch.arange(1 - size, 1, device=tokens_BT.device)
+    return torch.where(time_TK < started_BT.unsqueeze(2), boundary_id, windows_BTK)
 
 
 class DirectHead(LinearHead):

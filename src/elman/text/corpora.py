@@ -248,6 +248,8 @@ def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Cor
     Raises:
         UserError: if something is missing or does not fit together; TextError for a text.
     """
+    if data.pairs and text.document_separator is not None:
+        raise ConfigError("text.document_separator has no meaning with data.pairs: an example is two texts of one row")
     named = [name for name in data.corpus if is_named(name)]
     if not named:
         return open_files(data, text, raw=raw, names=corpus_names())
@@ -255,10 +257,14 @@ def open_corpus(data: DataConfig, text: TextConfig, *, raw: bool = False) -> Cor
         raise ConfigError(f"the named corpus {named[0]!r} stands alone; give ./{named[0]} if you mean a file")
     if data.field is not None:
         raise ConfigError(f"data.field {data.field!r} has no meaning for the named corpus {named[0]!r}")
-    return Corpus(named[0], open_named(named[0], text, raw=raw))
+    if data.source_field or data.target_field:
+        raise ConfigError(f"data.source_field and data.target_field have no meaning for the named corpus {named[0]!r}")
+    return Corpus(named[0], open_named(named[0], text, raw=raw, pairs=data.pairs))
 
 
-def open_named(name: str, text: TextConfig | None = None, *, raw: bool = False) -> Mapping[str, Source]:
+def open_named(
+    name: str, text: TextConfig | None = None, *, raw: bool = False, pairs: bool = False
+) -> Mapping[str, Source]:
     """The parts of a named corpus: ``{"all": source}``, or ``train``, ``valid`` and ``test``.
 
     A download that is not in the cache is fetched. ``text.document_separator`` cuts documents into smaller ones: with
@@ -268,6 +274,7 @@ def open_named(name: str, text: TextConfig | None = None, *, raw: bool = False) 
         name: one of `corpus_names`; a generator may have parameters, ``synthetic:parity,length=8``.
         text: how the bytes of a download become characters.
         raw: read a download that is not valid UTF-8 as bytes, for the byte tokenizer.
+        pairs: source and target of every example as two documents; generated tasks alone have such.
 
     Raises:
         UserError: the name or a parameter is unknown, or a setting has no meaning for this corpus.
@@ -275,6 +282,8 @@ def open_named(name: str, text: TextConfig | None = None, *, raw: bool = False) 
     """
     text = text or TextConfig()
     made: Mapping[str, Callable[[], Iterable[str]]] = {"stdlib-prose": _prose, "stdlib-code": stdlib.code_documents}
+    if pairs:
+        return {"all": _GeneratedPairs(_task(name))}
     if name in made or name.startswith(_SYNTHETIC):
         if text.encoding != TextConfig().encoding:
             raise ConfigError(f"text.encoding {text.encoding!r} has no meaning for {name}, which is made as characters")
@@ -319,6 +328,33 @@ class _Generated(_Made):
             return []  # the line ends that became borders are no characters any more
         known = self._generator.known()
         return [f"best possible: {known.entropy_bits_per_char:.4f} bits per character ({known.optimum})"]
+
+
+def _task(name: str) -> synthetic.Task:
+    """The generator of examples that a name stands for. Raises ConfigError where it is none."""
+    generator = synthetic.parse(name.removeprefix(_SYNTHETIC)) if name.startswith(_SYNTHETIC) else None
+    if not isinstance(generator, synthetic.Task):
+        tasks = [_SYNTHETIC + task for task, one in synthetic.GENERATORS.items() if issubclass(one, synthetic.Task)]
+        raise ConfigError(
+            f"{name!r} has no pairs of source and target; with data.pairs give your own files (.tsv, .csv, .jsonl, "
+            f".parquet, lines with a tab) or one of {', '.join(tasks)}"
+        )
+    return generator
+
+
+@dataclass(frozen=True)
+class _GeneratedPairs(Source):
+    """The examples of a task: each question a source, its answer a target."""
+
+    task: synthetic.Task
+
+    def pieces(self) -> Iterator[Piece]:
+        for chunk in self.task.chunks():
+            for question, answer in self.task.examples_in(chunk):
+                yield from (Piece(question, True), Piece(answer, True))
+
+    def fingerprint(self) -> str:
+        return f"pairs of {_SYNTHETIC}{self.task.specification} version {synthetic.VERSION}"
 
 
 class _Library(_Made):

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -156,6 +156,11 @@ def open_files(data: DataConfig, text: TextConfig, *, raw: bool = False, names: 
         raise ConfigError(
             f"data.field {data.field!r} has no meaning for plain text, only for .jsonl, .csv and .parquet"
         )
+    if (data.source_field or data.target_field) and all(file.kind == "text" for file in files):
+        raise ConfigError(
+            "data.source_field and data.target_field have no meaning for plain text, whose lines are a source, a tab "
+            "and a target; only for .jsonl, .csv, .tsv and .parquet"
+        )
     if text.document_separator is not None and all(file.kind != "text" for file in files):
         raise ConfigError("text.document_separator has no meaning for .jsonl, .csv and .parquet: a row is a document")
     return Corpus(name, {part: _FileSource(found, data, text, raw, notes) for part, found in parts.items()})
@@ -250,14 +255,22 @@ class _FileSource(Source):
 
     def __init__(self, files: list[InputFile], data: DataConfig, text: TextConfig, raw: bool, notes: list[str]) -> None:
         self.files = files
-        self.field = data.field or _DEFAULT_FIELD
+        self.has_pairs = data.pairs
+        self.fields: tuple[str, ...] = (data.field or _DEFAULT_FIELD,)
+        self.settings_of_fields: tuple[str, ...] = ("data.field",)
+        self.needs_header = True
+        if data.pairs:
+            self.fields = (data.source_field or "source", data.target_field or "target")
+            self.settings_of_fields = ("data.source_field", "data.target_field")
+            self.needs_header = bool(data.source_field or data.target_field)
         self.config = text
         self.raw = raw and codecs.lookup(text.encoding).name == "utf-8"
         self.notes = notes
         self._report: list[str] = []
 
     def fingerprint(self) -> str:
-        return json.dumps([self.field, self.raw, *(file.fingerprint() for file in self.files)])
+        how = [self.fields, self.has_pairs, self.needs_header, self.raw]
+        return json.dumps([*how, *(file.fingerprint() for file in self.files)])
 
     def report(self) -> list[str]:
         return [*self.notes, *self._report]
@@ -270,7 +283,7 @@ class _FileSource(Source):
 
     def _documents(self, file: InputFile, tally: Counter[str]) -> Iterator[Piece]:
         """Pieces of one file's documents; they may be empty."""
-        if file.kind == "text":
+        if file.kind == "text" and not self.has_pairs:
             if self.raw and not is_valid_utf8(file):
                 tally["raw files"] += 1
                 texts = decoded_raw(file)
@@ -281,21 +294,46 @@ class _FileSource(Source):
             separator = self.config.document_separator
             yield from as_pieces(texts) if separator is None else separated(texts, separator, tally)
             return
-        rows = {"jsonl": self._json_rows, "csv": self._csv_rows, "tsv": self._csv_rows, "parquet": self._parquet_rows}
-        for where, value in rows[file.kind](file, tally):
-            if value is None:
+        rows = {
+            "text": self._tab_rows,
+            "jsonl": self._json_rows,
+            "csv": self._csv_rows,
+            "tsv": self._csv_rows,
+            "parquet": self._parquet_rows,
+        }
+        for where, values in rows[file.kind](file, tally):
+            if None in values:
                 tally["missing"] += 1
                 continue
-            if not isinstance(value, str):
-                raise TextError(
-                    f"{where}: {self.field!r} holds {type(value).__name__}, not text; choose with --data.field"
-                )
-            if not value.isascii():
-                _refuse_surrogates(value, where)
-            document = with_line_feeds(value, tally) if self.config.newlines == "lf" else value
-            yield from as_pieces((document,)) if len(document) > _MAX_PIECE else (Piece(document, True),)
+            documents = [self._document(where, *each, tally) for each in zip(self.fields, values, strict=True)]
+            # One half of a pair cannot be left out alone, and white space may give no token.
+            if self.has_pairs and not all(document.strip() for document in documents):
+                tally["half pairs"] += 1
+                continue
+            for document in documents:
+                yield from as_pieces((document,)) if len(document) > _MAX_PIECE else (Piece(document, True),)
 
-    def _json_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
+    def _document(self, where: str, field: str, value: Any, tally: Counter[str]) -> str:
+        if not isinstance(value, str):
+            setting = self.settings_of_fields[self.fields.index(field)]
+            raise TextError(f"{where}: {field!r} holds {type(value).__name__}, not text; choose with --{setting}")
+        if not value.isascii():
+            _refuse_surrogates(value, where)
+        return with_line_feeds(value, tally) if self.config.newlines == "lf" else value
+
+    def _tab_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Source and target of each line of plain text, parted by a tab; what follows a second tab is left out."""
+        for number, line in enumerate(lines_of(file, self.config, tally), 1):
+            if not line.strip():
+                continue
+            source, tab, rest = line.partition("\t")
+            if not tab:
+                raise TextError(
+                    f"{file.name}, line {number} has no tab; with data.pairs each line is a source, a tab and a target"
+                )
+            yield file.name, (source, rest.partition("\t")[0])
+
+    def _json_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
         for number, line in enumerate(lines_of(file, self.config, tally), 1):
             if not line.strip():
                 continue
@@ -308,30 +346,36 @@ class _FileSource(Source):
                 raise TextError(f"{where} is not usable JSON: {error}") from None
             if not isinstance(row, dict):
                 raise TextError(
-                    f"{where} holds a JSON {type(row).__name__}; every line must be an object with {self.field!r}"
+                    f"{where} holds a JSON {type(row).__name__}; every line must be an object with "
+                    f"{' and '.join(map(repr, self.fields))}"
                 )
-            if self.field not in row:
-                raise TextError(self._no_field(where, row))
-            yield where, row[self.field]
+            self._need_fields(where, row)
+            yield where, tuple(row[field] for field in self.fields)
 
-    def _csv_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
+    def _csv_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
         lines = (line + "\n" for line in lines_of(file, self.config, tally))
         reader = csv.reader(lines, delimiter="\t" if file.kind == "tsv" else ",", strict=True)
         rows = _csv_batches(reader, file)
         header = next(rows, None)
         if header is None:
             return
-        if self.field not in header:
-            raise TextError(self._no_field(f"{file.name}, line 1", header))
-        column = header.index(self.field)
+        columns = [0, 1]
+        if self.needs_header or any(field in header for field in self.fields):
+            self._need_fields(f"{file.name}, line 1", header)
+            columns = [header.index(field) for field in self.fields]
+        else:
+            if len(header) < 2:
+                raise TextError(f"{file.name}, line 1: one column; data.pairs needs two, a source and a target")
+            tally["files without a header"] += 1
+            rows = chain((header,), rows)
         for row in rows:
             if len(row) != len(header):
                 raise TextError(
-                    f"{file.name}, line {reader.line_num}: a row of {len(row)} columns, the header has {len(header)}"
+                    f"{file.name}, line {reader.line_num}: a row of {len(row)} columns, line 1 has {len(header)}"
                 )
-            yield file.name, row[column]
+            yield file.name, tuple(row[column] for column in columns)
 
-    def _parquet_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
+    def _parquet_rows(self, file: InputFile, tally: Counter[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
         try:
             import pyarrow  # type: ignore[import-untyped]  # ships no types
             from pyarrow import parquet
@@ -341,16 +385,17 @@ class _FileSource(Source):
             raise TextError(f"{file.name}: parquet compresses by itself; decompress the file first")
         try:
             with parquet.ParquetFile(file.path) as table:
-                names = table.schema_arrow.names
-                if self.field not in names:
-                    raise TextError(self._no_field(file.name, names))
-                for batch in table.iter_batches(batch_size=256, columns=[self.field], use_threads=False):
-                    yield from ((file.name, value) for value in batch.column(0).to_pylist())
+                self._need_fields(file.name, table.schema_arrow.names)
+                for batch in table.iter_batches(batch_size=256, columns=list(self.fields), use_threads=False):
+                    values = (batch.column(field).to_pylist() for field in self.fields)
+                    yield from ((file.name, row) for row in zip(*values, strict=True))
         except (pyarrow.ArrowException, OSError) as error:
             raise TextError(f"{file.name} cannot be read as parquet: {str(error).splitlines()[0]}") from None
 
-    def _no_field(self, where: str, available: Iterable[str]) -> str:
-        return f"{where} has no field {self.field!r}{nearest(self.field, available)}; choose with --data.field"
+    def _need_fields(self, where: str, available: Iterable[str]) -> None:
+        for field, setting in zip(self.fields, self.settings_of_fields, strict=True):
+            if field not in available:
+                raise TextError(f"{where} has no field {field!r}{nearest(field, available)}; choose with --{setting}")
 
     def _remarks(self, tally: Counter[str]) -> list[str]:
         marks = {"strip": "removed", "keep": "kept as a character"}[self.config.bom]
@@ -360,6 +405,11 @@ class _FileSource(Source):
             "cr": f"{tally['cr']} lone CR turned into LF",
             "raw files": f"{tally['raw files']} file(s) are not UTF-8: bytes read as they are, line ends included",
             "missing": f"{tally['missing']} row(s) without a text left out",
+            "half pairs": f"{tally['half pairs']} pair(s) with an empty source or target left out",
+            "files without a header": (
+                f"{tally['files without a header']} file(s) have no header with source and target: the first column "
+                "is the source, the second the target"
+            ),
             "empty": f"{tally['empty']} empty document(s) left out",
         }
         said = [sentence for what, sentence in remarks.items() if tally[what]]

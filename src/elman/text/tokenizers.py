@@ -91,6 +91,11 @@ class Tokenizer(ABC):
         for batch in _batched(self._recut(pieces)):
             yield self._encode(batch, unknown)
 
+    def encode_as_it_comes(self, pieces: Iterable[Piece], *, unknown: Unknown = "token") -> Iterator[Ids]:
+        """The same, but whatever is certain is given out before the next piece is asked for."""
+        for piece in self._recut(pieces):
+            yield self._encode([piece], unknown)
+
     def _encode(self, pieces: Sequence[Piece], unknown: Unknown) -> Ids:
         ids = self._ids(pieces)
         if not ids.size or ids.min() >= 0:

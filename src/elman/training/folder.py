@@ -108,13 +108,8 @@ class Run:
         self.write_settings(config, environment)
 
     def write_settings(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Write ``run.toml``, with files as absolute paths so that the run can be resumed anywhere."""
-        data = config.data.model_copy(update={"corpus": tuple(map(_absolute, config.data.corpus))})
-        tokenizer = config.tokenizer
-        if tokenizer.path is not None:
-            tokenizer = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
-        stored = config.model_copy(update={"data": data, "tokenizer": tokenizer})
-        write_atomically(self.path / "run.toml", stored.to_toml().encode())
+        """Write ``run.toml`` and ``environment.json``."""
+        write_atomically(self.path / "run.toml", as_stored(config).to_toml().encode())
         write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
 
     def write_sample(self, sample: Mapping[str, Any]) -> None:
@@ -151,6 +146,15 @@ class Run:
         for path in (self.path / "samples").glob("update-*.txt"):
             if path.name not in sampled:
                 path.unlink()
+
+
+def as_stored(config: Config) -> Config:
+    """The settings with files as absolute paths, so that the run can be resumed anywhere."""
+    data = config.data.model_copy(update={"corpus": tuple(map(_absolute, config.data.corpus))})
+    tokenizer = config.tokenizer
+    if tokenizer.path is not None:
+        tokenizer = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
+    return config.model_copy(update={"data": data, "tokenizer": tokenizer})
 
 
 def new_run(path: Path | None, config: Config, *, overwrite: bool) -> Run:

@@ -23,23 +23,27 @@ import torch
 from torch import Tensor
 
 from elman.config import BUDGETS
-from elman.data.prepare import Dataset
+from elman.data.pairs import Pairs
+from elman.data.prepare import Dataset, Split
 from elman.data.streams import Segment, Streams, check_targets, fit_layout
 from elman.errors import ConfigError, ModelFileError, TextError, TrainingError
-from elman.evaluation import Evaluation, Interrupted, evaluate_split
+from elman.evaluation import Evaluation, Interrupted, evaluate_pairs, evaluate_split
 from elman.generation import Sampler
-from elman.models.contract import LanguageModel
+from elman.models.contract import CountedModel, LanguageModel
 from elman.models.file import Bundle
 from elman.models.kinds import build_model
 from elman.models.noise import Noise, derived_seed
 from elman.models.state import State
 from elman.settings import Config
 from elman.training.checkpoint import Checkpoint
+from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
 from elman.training.optimizers import Optimizer, learning_rate_share
+from elman.translation import write_targets
 
-RecordKind = Literal["notice", "update", "evaluation", "sample", "checkpoint", "stopped", "end"]
+RecordKind = Literal["notice", "update", "skipped", "returned", "evaluation", "sample", "checkpoint", "stopped", "end"]
 
 _DEFAULT_EPOCHS = 10.0
+_SOURCES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Trainer:
         callbacks: each sees every record.
         should_stop: polled between and within updates, evaluations and samples; once true, the training says
             ``checkpoint`` and ``stopped`` and ends.
+        last_saved: gives the state to return to when one batch after the other goes wrong; none: then it stops.
     """
 
     def __init__(
@@ -92,9 +97,10 @@ class Trainer:
         *,
         callbacks: Sequence[Callback] = (),
         should_stop: Callable[[], bool] = lambda: False,
+        last_saved: Callable[[], Checkpoint] | None = None,
     ) -> None:
         self.config, self.dataset = config, dataset
-        self._callbacks, self._should_stop = callbacks, should_stop
+        self._callbacks, self._should_stop, self._last_saved = callbacks, should_stop, last_saved
         self.device = choose_device(config.device)
         dtype = getattr(torch, config.dtype)
         self.network: LanguageModel = build_model(
@@ -107,22 +113,10 @@ class Trainer:
         )
         self._optimizer = Optimizer(self.network, config.training)
         training = config.training
-        num_targets = len(dataset.train.tokens) - 1
-        batch_size, bptt = fit_layout(num_targets, training.batch_size, training.bptt)
-        self.streams = Streams(
-            dataset.train.tokens,
-            batch_size,
-            bptt,
-            trim=training.trim,
-            reset_token=dataset.tokenizer.boundary_id if config.data.reset_at_documents else None,
-        )
         self.notices = list(dataset.notices)
-        if (batch_size, bptt) != (training.batch_size, training.bptt):
-            self.notices.append(
-                f"the training text has only {num_targets} tokens: training.batch_size {training.batch_size} becomes "
-                f"{batch_size}, training.bptt {training.bptt} becomes {bptt}"
-            )
-        if not training.has_budget:
+        self._notes: list[str] = []
+        self.streams = self._pairs() if config.data.pairs else self._streams()
+        if not training.has_budget and not isinstance(self.network, CountedModel):
             self.notices.append(f"no budget is given: training for {_DEFAULT_EPOCHS:g} epochs")
         if training.schedule == "plateau" and dataset.valid is None:
             raise ConfigError("training.schedule 'plateau' needs a validation part: set data.valid_fraction above 0")
@@ -133,7 +127,8 @@ class Trainer:
                 )
         self.update = 0
         self.tokens = 0
-        self.segment_index = 0
+        self.segments_read = 0
+        self.guard = Guard(config.training.spike_deviations)
         self.elapsed_seconds = 0.0
         self.plateau_factor = 1.0
         self.best_nats = math.inf
@@ -141,7 +136,39 @@ class Trainer:
         self.last_evaluation: dict[str, Any] | None = None
         self._evaluated_at = self._sampled_at = self._saved_at = 0
         self._saved_seconds = time.monotonic()
-        self.state: State = self.network.initial_state(batch_size)
+        self.state: State = self.network.initial_state(self.streams.batch_size)
+
+    def _streams(self) -> Streams:
+        """The training text side by side, in as many streams as it is long enough for."""
+        training, dataset = self.config.training, self.dataset
+        num_targets = len(dataset.train.tokens) - 1
+        if isinstance(self.network, CountedModel):
+            return Streams(dataset.train.tokens, 1, num_targets)  # one segment, the whole text
+        batch_size, bptt = fit_layout(num_targets, training.batch_size, training.bptt)
+        if (batch_size, bptt) != (training.batch_size, training.bptt):
+            self.notices.append(
+                f"the training text has only {num_targets} tokens: training.batch_size {training.batch_size} becomes "
+                f"{batch_size}, training.bptt {training.bptt} becomes {bptt}"
+            )
+        reset_token = dataset.tokenizer.boundary_id if self.config.data.reset_at_documents else None
+        return Streams(dataset.train.tokens, batch_size, bptt, trim=training.trim, reset_token=reset_token)
+
+    def _pairs(self) -> Pairs:
+        """The examples of a corpus of pairs, in batches that are shuffled for every epoch."""
+        config, train = self.config, self.dataset.train
+        batch_size = min(config.training.batch_size, train.num_documents // 2)
+        if batch_size < config.training.batch_size:
+            self.notices.append(
+                f"there are only {batch_size} pairs to train on: training.batch_size {config.training.batch_size} "
+                f"becomes {batch_size}"
+            )
+        boundary_id = self.dataset.tokenizer.boundary_id
+        return Pairs(train.tokens, batch_size, boundary_id, config.data.reverse_source, seed=config.seed)
+
+    @property
+    def segment_index(self) -> int:
+        """The segment of the epoch that is read next."""
+        return self.segments_read % self.streams.num_segments
 
     @property
     def epoch(self) -> int:
@@ -152,7 +179,8 @@ class Trainer:
     def progress(self) -> float:
         """The part of the budget that is used up, 0 to 1."""
         budget = self.config.training
-        max_epochs = budget.max_epochs if budget.has_budget else _DEFAULT_EPOCHS
+        default_epochs = 1.0 if isinstance(self.network, CountedModel) else _DEFAULT_EPOCHS
+        max_epochs = budget.max_epochs if budget.has_budget else default_epochs
         used: list[tuple[float, float | None]] = [
             (self.update, budget.max_updates),
             (self.tokens, budget.max_tokens),
@@ -172,18 +200,30 @@ class Trainer:
             "tokens": self.tokens,
             "valid": self.last_evaluation if self._evaluated_at == self.update else None,
         }
+        if self.config.data.pairs:
+            provenance["pairs"] = {"reverse_source": self.config.data.reverse_source}
         return Bundle(self.network, self.dataset.tokenizer, provenance)
 
     def records(self) -> Iterator[Record]:
         """Train until the budget is used up or the caller stops it."""
         with num_threads(self.config.training.num_threads):
             for record in self._records():
-                try:
-                    added = self._added_by_callbacks(record)
-                except BaseException:
-                    yield record  # it happened, whatever a callback makes of it
-                    raise
-                yield Record(record.kind, {**record.values, **added}, record.measured) if added else record
+                yield from self._told(record)
+                while self._notes:
+                    yield from self._told(Record("notice", {"text": self._notes.pop(0)}))
+
+    def note(self, text: str) -> None:
+        """Have something said with the next record, by whoever reads the records."""
+        self._notes.append(text)
+
+    def _told(self, record: Record) -> Iterator[Record]:
+        """The record, with what callbacks add to it."""
+        try:
+            added = self._added_by_callbacks(record)
+        except BaseException:
+            yield record  # it happened, whatever a callback makes of it
+            raise
+        yield Record(record.kind, {**record.values, **added}, record.measured) if added else record
 
     def _added_by_callbacks(self, record: Record) -> dict[str, float]:
         added: dict[str, float] = {}
@@ -203,7 +243,12 @@ class Trainer:
             yield from self._observe()  # what was due when an earlier run was stopped
             while self.progress < 1.0:
                 self._poll()
-                yield self._train_segment()
+                if isinstance(self.network, CountedModel):
+                    yield from self._count(self.network)
+                else:
+                    yield self._train_segment()
+                    if self.guard.is_lost:
+                        yield self._return()
                 yield from self._observe()
         except Interrupted:
             yield self._checkpoint_record()
@@ -224,30 +269,51 @@ class Trainer:
         if self._should_stop():
             raise Interrupted
 
-    def _train_segment(self) -> Record:
-        """One update: one segment of every stream."""
+    def _count(self, network: CountedModel) -> Iterator[Record]:
+        """The one update of a counted model: all of the training text."""
         started = time.perf_counter()
-        segment = self.streams.segment(self.segment_index)
-        if segment.starts_epoch:
+        train = self.dataset.train
+        notices = network.count(train.tokens, reset_at_documents=self.config.data.reset_at_documents, poll=self._poll)
+        seconds = time.perf_counter() - started
+        nats = self._judge(train).score.nats_per_token
+        self.update, self.tokens = 1, self.streams.num_targets
+        self.elapsed_seconds += seconds
+        values = {"update": self.update, "epoch": self.epoch, "tokens": self.tokens, "nats": nats}
+        measured = {
+            "seconds": seconds,
+            "elapsed_seconds": self.elapsed_seconds,
+            "tokens_per_second": self.tokens / seconds,
+            "progress": self.progress,
+        }
+        yield Record("update", values, measured)
+        self.notices += notices
+        yield from (Record("notice", {"text": notice}) for notice in notices)
+
+    def _train_segment(self) -> Record:
+        """One update: one segment of every stream; or none, where its numbers are not to be trusted."""
+        started = time.perf_counter()
+        segment = self.streams.segment(self.segments_read)
+        if segment.starts_anew:
             check_targets(segment)
-            self.state = self.network.initial_state(self.streams.batch_size)
+            self.state = self.network.initial_state(len(segment.tokens_BT))
+        before = self.state
         noise = Noise(self.config.seed, self.update, self.streams.batch_size)
         if self.config.training.reset_probability:
             drawn_B = noise.uniform((self.streams.batch_size,), "reset", self.device)
             initial = self.network.initial_state(self.streams.batch_size)
-            self.state = self.state.reset(drawn_B < self.config.training.reset_probability, initial)
-        rate = learning_rate_share(self.config.training, self.update, self.progress, self.plateau_factor)
-        loss, grad_norm, state = self._gradients(segment, noise)
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise TrainingError(
-                f"update {self.update + 1} gave a loss of {loss:g} nats and a gradient of norm {grad_norm:g}; the "
-                "weights before it are kept: lower training.learning_rate or set training.max_grad_norm"
-            )
+            before = before.reset(drawn_B < self.config.training.reset_probability, initial)
+        schedule = learning_rate_share(self.config.training, self.update, self.progress, self.plateau_factor)
+        rate = schedule * self.guard.rate
+        loss, grad_norm, state = self._gradients(segment, before, noise)
+        self.segments_read += 1
+        if why := self.guard.objection(loss, grad_norm):
+            self.elapsed_seconds += time.perf_counter() - started
+            values = {"update": self.update, "tokens": self.tokens, "nats": loss, "grad_norm": grad_norm}
+            return Record("skipped", {**values, "text": f"skipped a batch after update {self.update}: {why}"})
         self._optimizer.step(rate)
         self.state = state.detach()
         self.update += 1
         self.tokens += segment.num_targets
-        self.segment_index = (self.segment_index + 1) % self.streams.num_segments
         seconds = time.perf_counter() - started
         self.elapsed_seconds += seconds
         values = {
@@ -266,14 +332,38 @@ class Trainer:
         }
         return Record("update", values, measured)
 
-    def _gradients(self, segment: Segment, noise: Noise) -> tuple[float, float, State]:
+    def _return(self) -> Record:
+        """Go back to the last saved state, at a lower rate.
+
+        Raises:
+            TrainingError: there is none, or that has been tried often enough.
+        """
+        if self._last_saved is None or self.guard.gives_up:
+            tried = f" after {MAX_RETURNS} returns to a saved state at half the rate each" * self.guard.gives_up
+            raise TrainingError(
+                f"{self.guard.num_in_a_row} batches in a row went wrong after update {self.update}{tried}; the weights "
+                "before them are kept: lower training.learning_rate, or set training.max_grad_norm"
+            )
+        lost, elapsed_seconds = self.guard, self.elapsed_seconds
+        self.guard = Guard(self.config.training.spike_deviations)
+        update = self.update
+        self.restore(self._last_saved())
+        self.guard.returned_from(lost)
+        self.elapsed_seconds = elapsed_seconds
+        text = (
+            f"{MAX_IN_A_ROW} batches in a row went wrong after update {update}: back to update {self.update}, with "
+            f"{self.guard.rate:g} of the learning rate"
+        )
+        return Record("returned", {"update": self.update, "tokens": self.tokens, "text": text})
+
+    def _gradients(self, segment: Segment, before: State, noise: Noise) -> tuple[float, float, State]:
         """Leave the clipped gradient of the mean loss in the parameters.
 
         Returns:
             The mean loss in nats per token, the norm of the gradient before clipping, and the state to carry on.
         """
         reset_BT = None if segment.reset_BT is None else segment.reset_BT.to(self.device)
-        features_BTF, state = self.network.features(segment.tokens_BT.to(self.device), self.state, reset_BT, noise)
+        features_BTF, state = self.network.features(segment.tokens_BT.to(self.device), before, reset_BT, noise)
         weight_BT = segment.weight_BT.to(self.device, self.network.dtype)
         nats_BT = self.network.head.nll(features_BTF, segment.targets_BT.to(self.device), weight_BT)
         loss = nats_BT.sum() / segment.num_targets
@@ -299,7 +389,7 @@ class Trainer:
         if self.dataset.valid is not None and evaluation_due and self._evaluated_at != self.update:
             yield self._evaluate()
         if (ends or self._due(config.sampling.every_updates, evaluation_due)) and self._sampled_at != self.update:
-            yield from self._sample()
+            yield from self._sample_targets() if config.data.pairs else self._sample()
         self._poll()
         waited = time.monotonic() - self._saved_seconds
         by_time = config.checkpoint.every_seconds is not None and waited >= config.checkpoint.every_seconds
@@ -327,13 +417,26 @@ class Trainer:
         """Judge the model on the validation part, as often during training."""
         if self.dataset.valid is None:
             raise TrainingError("there is no validation part to estimate on: set data.valid_fraction above 0")
+        if self.config.data.pairs:
+            return evaluate_pairs(
+                self.network,
+                self.dataset.valid,
+                self.dataset.tokenizer,
+                reverse_source=self.config.data.reverse_source,
+                num_rows=self.config.evaluation.num_streams,
+                max_targets=self.config.evaluation.max_tokens,
+                should_stop=self._should_stop,
+            )
+        return self._judge(self.dataset.valid, self.config.evaluation.max_tokens)
+
+    def _judge(self, split: Split, max_tokens: int | None = None) -> Evaluation:
         return evaluate_split(
             self.network,
-            self.dataset.valid,
+            split,
             self.dataset.tokenizer,
             state_policy="reset" if self.config.data.reset_at_documents else "carried",
             num_streams=self.config.evaluation.num_streams,
-            max_tokens=self.config.evaluation.max_tokens,
+            max_tokens=max_tokens,
             should_stop=self._should_stop,
         )
 
@@ -364,6 +467,36 @@ class Trainer:
         self._sampled_at = self.update
         yield from records
 
+    def _sample_targets(self) -> Iterator[Record]:
+        """What the model makes of some sources: those of the settings, or the first that were held out."""
+        started = time.perf_counter()
+        tokenizer = self.dataset.tokenizer
+        sources = [tokenizer.encode(prompt) for prompt in self.config.sampling.prompts if prompt]
+        if not sources:
+            pairs = Pairs((self.dataset.valid or self.dataset.train).tokens, 1, tokenizer.boundary_id)
+            sources = [pairs.source(example) for example in range(min(_SOURCES_SHOWN, pairs.num_examples))]
+        written = write_targets(
+            self.network,
+            tokenizer,
+            sources,
+            reverse_source=self.config.data.reverse_source,
+            max_new_tokens=self.config.sampling.max_new_tokens,
+        )
+        self._poll()
+        seconds = time.perf_counter() - started
+        self._sampled_at = self.update
+        for source, target in zip(sources, written, strict=True):
+            values = {
+                "update": self.update,
+                "prompt": f"{tokenizer.decode(source)}\t",
+                "temperature": 0.0,
+                "text": target.text,
+                "finish_reason": "boundary" if target.finished else "length",
+                "valid_bits_per_char": (self.last_evaluation or {}).get("bits_per_char"),
+                "valid_nats_per_token": (self.last_evaluation or {}).get("nats_per_token"),
+            }
+            yield Record("sample", values, {"seconds": seconds / len(sources)})
+
     def has_observed(self, kind: Literal["evaluation", "sample"]) -> bool:
         """Whether the evaluation, or the samples, of the present update are done."""
         return (self._evaluated_at if kind == "evaluation" else self._sampled_at) == self.update
@@ -374,13 +507,14 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint:
         """Everything needed to go on, as it stands between two records."""
-        tensors: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.network.named_parameters()}
+        tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.network.tensors().items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}
         tensors |= {f"state.{name}": tensor for name, tensor in self.state.tensors.items()}
         trainer = {
             "update": self.update,
             "tokens": self.tokens,
-            "segment_index": self.segment_index,
+            "segments_read": self.segments_read,
+            "guard": self.guard.to_dict(),
             "elapsed_seconds": self.elapsed_seconds,
             "plateau_factor": self.plateau_factor,
             "best_nats": self.best_nats if self.best_update is not None else None,
@@ -404,7 +538,10 @@ class Trainer:
             "tokenizer_sha256": hashlib.sha256(tokenizer.encode("utf-8", "surrogateescape")).hexdigest(),
             "dtype": self.config.dtype,
             "seed": self.config.seed,
-            "data.reset_at_documents": self.config.data.reset_at_documents,
+            **{
+                f"data.{name}": getattr(self.config.data, name)
+                for name in ("reset_at_documents", "pairs", "reverse_source")
+            },
             **{f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()},
         }
 
@@ -423,13 +560,16 @@ class Trainer:
             part, _, rest = name.partition(".")
             # Copied: memory that comes from a file has another alignment, which changes the order of sums.
             parts[part][rest] = tensor.clone().to(self.device)
+        if isinstance(self.network, CountedModel):
+            self.network.load_tables(parts["model"])
         with torch.no_grad():
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(parts["model"][name])
         self._optimizer.load_tensors(parts["optimizer"])
         self.state = State(parts["state"])
         self.update, self.tokens = trainer["update"], trainer["tokens"]
-        self.segment_index = trainer["segment_index"]
+        self.segments_read = trainer["segments_read"]
+        self.guard.restore(trainer["guard"])
         self.elapsed_seconds = trainer["elapsed_seconds"]
         self.plateau_factor = trainer["plateau_factor"]
         self.best_update = trainer["best_update"]

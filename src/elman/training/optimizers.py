@@ -82,7 +82,7 @@ class Optimizer:
     """The optimisers of one model and the rate that they share.
 
     Args:
-        network: the model, whose parameters are each updated once, shared ones too.
+        network: the model, whose parameters are each updated once, shared ones too; a counted model has none.
         config: optimiser, rates and decay. Decay falls on matrices alone.
     """
 
@@ -96,12 +96,14 @@ class Optimizer:
             {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        if config.optimizer == "sgd":
-            first: torch.optim.Optimizer = torch.optim.SGD(groups, config.learning_rate, config.momentum)
-        else:
+        self._optimizers: list[tuple[torch.optim.Optimizer, float]] = []
+        if groups and config.optimizer == "sgd":
+            sgd = torch.optim.SGD(groups, config.learning_rate, config.momentum)
+            self._optimizers.append((sgd, config.learning_rate))
+        elif groups:
             betas = (config.adam_beta1, config.adam_beta2)
-            first = torch.optim.AdamW(groups, config.learning_rate, betas, fused=True)
-        self._optimizers = [(first, config.learning_rate)]
+            adamw = torch.optim.AdamW(groups, config.learning_rate, betas, fused=True)
+            self._optimizers.append((adamw, config.learning_rate))
         if hidden:
             muon = Muon(hidden, config.matrix_learning_rate, weight_decay=config.weight_decay)
             self._optimizers.append((muon, config.matrix_learning_rate))

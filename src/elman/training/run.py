@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 import elman
+from elman.cells import is_own_cell
 from elman.config import BUDGETS
 from elman.data.prepare import Dataset, prepare
-from elman.errors import ConfigError, ElmanError, MissingExtraError
-from elman.models.file import save_model
+from elman.errors import ConfigError
+from elman.models.contract import CountedModel
 from elman.settings import Config, resolve, resolve_run, with_corpus
-from elman.training.checkpoint import newest_checkpoint, save_checkpoint
-from elman.training.folder import Run, new_run
-from elman.training.loop import Callback, Record, Trainer
+from elman.training.checkpoint import newest_checkpoint
+from elman.training.folder import Run, as_stored, new_run
+from elman.training.keeper import Keeper
+from elman.training.loop import Callback, Trainer
+
+ResumePolicy: TypeAlias = Literal["never", "auto"]
 
 
 def train(
@@ -32,6 +34,7 @@ def train(
     preset: str | None = None,
     config: str | Path | None = None,
     overwrite: bool = False,
+    resume: ResumePolicy = "never",
     callbacks: Sequence[Callback] = (),
     should_stop: Callable[[], bool] = lambda: False,
     tensorboard: bool = False,
@@ -45,6 +48,7 @@ def train(
         preset: a named set of settings.
         config: a TOML file of settings, such as the ``run.toml`` of another run.
         overwrite: replace a run folder that is there.
+        resume: ``auto`` goes on with the run in ``out`` where there is one; budgets may differ.
         callbacks: each sees every record.
         should_stop: once true, the run is saved and left, ready to be resumed.
         tensorboard: also write event files (extra ``track``).
@@ -59,18 +63,49 @@ def train(
         TrainingError: loss or gradient are no longer finite.
     """
     resolved = resolve(with_corpus(settings, corpus), preset=preset, file=config)
+    if resume == "auto":
+        if out is None or overwrite:
+            raise ConfigError("--resume auto goes on with the run in --out: give --out, and leave --overwrite out")
+        watch: dict[str, Any] = {"callbacks": callbacks, "should_stop": should_stop, "tensorboard": tensorboard}
+        if (found := _go_on(Path(out), resolved, watch)) is not None:
+            return found
+        overwrite = (Path(out) / "run.toml").is_file()  # of a run that was killed before it could save anything
     run = new_run(None if out is None else Path(out), resolved, overwrite=overwrite)
     with run.held():
         try:
             dataset = prepare(resolved.data, resolved.text, resolved.tokenizer)
-            trainer = Trainer(resolved, dataset, callbacks=callbacks, should_stop=should_stop)
+            trainer = _trainer(run, resolved, dataset, callbacks, should_stop)
         except BaseException:
             if not any(run.path.iterdir()):
                 run.path.rmdir()
             raise
         run.begin(resolved, _environment(dataset, trainer))
-        _follow(run, trainer, tensorboard)
+        Keeper(run, trainer, tensorboard=tensorboard).follow()
     return run
+
+
+def _go_on(path: Path, config: Config, watch: Mapping[str, Any]) -> Run | None:
+    """Go on with the run in a folder; nothing where there is none, or none that has saved anything.
+
+    Raises:
+        ConfigError: the run there has other settings.
+    """
+    if not (path / "run.toml").is_file() or not any((path / "checkpoints").glob("update-*")):
+        return None
+    cell = config.model.kind if is_own_cell(config.model.kind) else None
+    theirs, mine = resolve_run(path / "run.toml", cell=cell).to_dict(), as_stored(config).to_dict()
+    for section, values in mine.items():
+        pairs = values.items() if isinstance(values, dict) else [("", values)]
+        for name, value in pairs:
+            other = theirs[section].get(name) if name else theirs[section]
+            if other != value and section != "preset" and name not in (*BUDGETS, "num_threads"):
+                where = f"{section}.{name}" if name else section
+                raise ConfigError(
+                    f"the run {str(path)!r} has {where} {other!r}, {value!r} was given: give the settings it was "
+                    "started with, or another --out"
+                )
+    budgets = {name: getattr(config.training, name) for name in BUDGETS}
+    return resume(path, cell=cell, **watch, **budgets)
 
 
 def resume(
@@ -103,15 +138,29 @@ def resume(
     with run.held():
         checkpoint_path, checkpoint, passed_over = newest_checkpoint(run.checkpoints)
         dataset = prepare(config.data, config.text, config.tokenizer)
-        trainer = Trainer(config, dataset, callbacks=callbacks, should_stop=should_stop)
+        trainer = _trainer(run, config, dataset, callbacks, should_stop)
         trainer.restore(checkpoint)
         run.write_settings(config, _environment(dataset, trainer))
         run.take_back(trainer.update, trainer.has_observed)
         trainer.notices = [*passed_over, f"going on from {checkpoint_path.name}"]
-        if trainer.progress >= 1.0:
+        if trainer.progress >= 1.0 and isinstance(trainer.network, CountedModel):
+            trainer.notices.append("its text is counted: there is nothing left to do")
+        elif trainer.progress >= 1.0:
             trainer.notices.append("its budget is used up; to train longer, give more: --training.max-updates N")
-        _follow(run, trainer, tensorboard)
+        Keeper(run, trainer, tensorboard=tensorboard).follow()
     return run
+
+
+def _trainer(
+    run: Run, config: Config, dataset: Dataset, callbacks: Sequence[Callback], should_stop: Callable[[], bool]
+) -> Trainer:
+    return Trainer(
+        config,
+        dataset,
+        callbacks=callbacks,
+        should_stop=should_stop,
+        last_saved=lambda: newest_checkpoint(run.checkpoints)[1],
+    )
 
 
 @dataclass(frozen=True)
@@ -130,6 +179,7 @@ class Plan:
     seconds_per_update: float
     parameter_bytes: int
     state_bytes: int
+    num_streams: int
     peak_memory_bytes: int
     notices: tuple[str, ...]
 
@@ -151,7 +201,7 @@ def dry_run(corpus: str | Path | Sequence[str | Path] | None = None, **options: 
     trainer = Trainer(resolved.model_copy(update={"training": once, "sampling": short}), dataset)
     records = list(trainer.records())
     (update,) = (record for record in records if record.kind == "update")
-    (sample,) = (record for record in records if record.kind == "sample")
+    sample = next(record for record in records if record.kind == "sample")
     return Plan(
         config=resolved,
         parameters=trainer.network.num_parameters,
@@ -163,8 +213,9 @@ def dry_run(corpus: str | Path | Sequence[str | Path] | None = None, **options: 
         valid_nats_per_token=(trainer.last_evaluation or {}).get("nats_per_token"),
         sample=sample.values["text"],
         seconds_per_update=update.measured["seconds"],
-        parameter_bytes=sum(p.numel() * p.element_size() for p in trainer.network.parameters()),
+        parameter_bytes=sum(t.numel() * t.element_size() for t in trainer.network.tensors().values()),
         state_bytes=trainer.state.num_bytes,
+        num_streams=trainer.streams.batch_size,
         peak_memory_bytes=peak_memory_bytes(),
         notices=tuple(trainer.notices),
     )
@@ -194,62 +245,3 @@ def _environment(dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
         "corpus_sha256": dataset.sha256,
         "parameters": trainer.network.num_parameters,
     }
-
-
-def _follow(run: Run, trainer: Trainer, tensorboard: bool) -> None:
-    """Carry a training through, and put what comes of it into the folder."""
-    events = _TensorBoard(run.path / "tensorboard") if tensorboard else None
-    with run.metrics.open("a", encoding="utf-8", errors="surrogateescape") as log:
-        try:
-            for record in trainer.records():
-                log.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
-                log.flush()
-                if events is not None:
-                    events.write(record)
-                if record.kind == "sample":
-                    run.write_sample(record.values)
-                if record.kind == "checkpoint":
-                    _save(run, trainer)
-                if record.kind == "evaluation" and record.values["best"]:
-                    save_model(run.model, trainer.bundle)
-        except BaseException as error:
-            # Whatever went wrong, a loss that is not finite or a callback, the work until then is kept.
-            with suppress(ElmanError, OSError):
-                _save(run, trainer)
-            if isinstance(error, OSError):
-                where = error.filename or run.path
-                raise ElmanError(
-                    f"cannot write {str(where)!r} ({error.strerror or error}): the checkpoint before is whole; make "
-                    f"room and go on with `elman resume {run.path}`"
-                ) from error
-            raise
-
-
-def _save(run: Run, trainer: Trainer) -> None:
-    """Save a resumable state, and the model as well as long as no estimate has found a best one."""
-    save_checkpoint(run.checkpoints, trainer.update, trainer.checkpoint(), trainer.config.checkpoint.keep)
-    if trainer.best_update is None:
-        save_model(run.model, trainer.bundle)
-
-
-class _TensorBoard:
-    """Writes the numbers of each record as event files."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingExtraError("tensorboard", "track", "writing TensorBoard events") from None
-        self._writer = SummaryWriter(str(folder))
-
-    def write(self, record: Record) -> None:
-        """Add the numbers of updates and evaluations, and the text of samples."""
-        step = record.values.get("update", 0)
-        if record.kind == "sample":
-            self._writer.add_text(f"sample/temperature {record.values['temperature']:g}", record.values["text"], step)
-        elif record.kind in ("update", "evaluation"):
-            prefix = "train" if record.kind == "update" else "valid"
-            for name, value in {**record.values, **record.measured}.items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    self._writer.add_scalar(f"{prefix}/{name}", value, step)
-        self._writer.flush()

@@ -18,10 +18,12 @@ from elman.text.synthetic.tasks import (
     ModularArithmetic,
     Parity,
     Quotes,
+    Reversing,
     SelectiveCopying,
+    Task,
 )
 
-__all__ = ["GENERATORS", "VERSION", "Bits", "Generator", "KnownAnswer", "Span", "parse"]
+__all__ = ["GENERATORS", "VERSION", "Bits", "Generator", "KnownAnswer", "Span", "Task", "parse"]
 
 GENERATORS: dict[str, type[Generator]] = {
     generator.name: generator
@@ -32,6 +34,7 @@ GENERATORS: dict[str, type[Generator]] = {
         Dyck,
         AnBn,
         Copying,
+        Reversing,
         SelectiveCopying,
         AssociativeRecall,
         Parity,

@@ -7,6 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
@@ -88,6 +89,12 @@ class Task(Generator):
     def score(self, text: str) -> tuple[int, int]:
         matches = list(self._matches(text))
         return sum(match["answer"] == self.solve(match["question"]) for match in matches), len(matches)
+
+    def examples_in(self, text: str) -> Iterator[tuple[str, str]]:
+        """Question and answer of every example in a text, without the line end; examples without an answer left out."""
+        for match in self._matches(text):
+            if answer := match["answer"].removesuffix("\n"):
+                yield match["question"], answer
 
     def known(self) -> KnownAnswer:
         return KnownAnswer(self._bits_per_line() / self._chars_per_line(), f"{self._needs}: 0 bits for the answers")
@@ -179,6 +186,45 @@ class Copying(Task):
 
     def _chars_per_line(self) -> float:
         return 2 * self.length + self.delay + 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reversing(Task):
+    """Write it backwards: ``hbda``, a tab, ``adbh``, with ``shortest`` to ``longest`` letters out of ``symbols``."""
+
+    name = "reversing"
+    shortest: int = setting(1, 1, 10_000)
+    longest: int = setting(10, 1, 10_000)
+    symbols: int = setting(8, 1, 26)
+    _needs = "keeping all letters and their order"
+    _pattern = r"^(?P<question>[a-z]+)\t(?P<answer>.*\n)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shortest > self.longest:
+            raise UserError(
+                f"synthetic:reversing: shortest is {self.shortest}; accepted: 1 to longest ({self.longest})"
+            )
+
+    def solve(self, question: str) -> str:
+        return question[::-1] + "\n"
+
+    def _lines(self, bits: Bits, count: int) -> str:
+        lengths = (self.shortest + bits.below(self.longest - self.shortest + 1, count)).tolist()
+        letters = (97 + bits.below(self.symbols, sum(lengths))).astype(np.uint8).tobytes().decode("ascii")
+        ends = accumulate(lengths)
+        words = (letters[end - length : end] for length, end in zip(lengths, ends, strict=True))
+        return "".join(f"{word}\t{word[::-1]}\n" for word in words)
+
+    def _bits_per_line(self) -> float:
+        return math.log2(self.longest - self.shortest + 1) + self._mean_length * math.log2(self.symbols)
+
+    def _chars_per_line(self) -> float:
+        return 2 * self._mean_length + 2
+
+    @property
+    def _mean_length(self) -> float:
+        return (self.shortest + self.longest) / 2
 
 
 @dataclass(frozen=True, kw_only=True)

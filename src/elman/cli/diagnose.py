@@ -1,0 +1,103 @@
+"""``elman diagnose``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elman.cli.flags import OwnCell, Switch
+from elman.errors import TextError
+
+if TYPE_CHECKING:
+    from elman.inspection.repetition import Diagnosis, Repetition
+
+
+def diagnose(
+    what: str,
+    /,
+    *,
+    num_tokens: int = 600,
+    num_samples: int = 8,
+    seed: int = 0,
+    json: Switch = False,
+    cell: OwnCell = None,
+) -> None:
+    """Why does it loop? Measure how much a text, or what a model writes, repeats itself.
+
+    Args:
+        what: A run folder, whose model is drawn from and held against its training text; or a text file, '-' for
+            standard input, which is measured alone.
+        num_tokens: Length of the texts drawn.
+        num_samples: Texts drawn at each temperature.
+        seed: Of the texts.
+        json: Print one JSON object on standard output.
+    """
+    from elman.inspection import repetition
+
+    if Path(what).is_dir():
+        found = repetition.diagnose(what, num_tokens=num_tokens, num_samples=num_samples, seed=seed, cell=cell)
+        _print_diagnosis(found, json=json)
+    else:
+        _print_text(_read(what), json=json)
+
+
+def _read(name: str) -> str:
+    from elman.config import DataConfig, TextConfig
+    from elman.text.corpora import open_corpus
+
+    corpus = open_corpus(DataConfig(corpus=(name,)), TextConfig())
+    return "".join(piece.text for source in corpus.parts.values() for piece in source.pieces())
+
+
+def _print_text(text: str, *, json: bool) -> None:
+    import numpy as np
+
+    from elman.cli.output import print_json, print_table
+    from elman.inspection.repetition import n_for, repetition
+
+    if not text:
+        raise TextError("the text is empty: there is nothing to repeat")
+    n = n_for("char")
+    found = repetition(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32), n)
+    if json:
+        print_json({"n": n, **vars(found)})
+        return
+    print_table("", _COLUMNS, [_row("the text", found)])
+    print(_loop_in_words(found, "character"))
+
+
+_COLUMNS = ("", "repeated", *(f"distinct-{n}" for n in (1, 2, 3, 4)))
+
+
+def _row(name: str, found: Repetition) -> list[str]:
+    return [name, f"{found.repeated:.1%}", *(f"{share:.3f}" for share in found.distinct)]
+
+
+def _loop_in_words(found: Repetition, unit: str) -> str:
+    if found.begins is None:
+        return "no loop at its end"
+    return f"it loops from {unit} {found.begins:,} of {found.tokens:,} on, every {found.period:,} {unit}s"
+
+
+def _print_diagnosis(found: Diagnosis, *, json: bool) -> None:
+    from elman.cli.output import clean, print_json, print_table
+
+    if json:
+        print_json(found.to_dict())
+        return
+    rows = [
+        [*_row("greedy" if not drawn.temperature else f"temperature {drawn.temperature:g}", drawn.repetition),
+         " ".join(f"{entropy:.2f}" for entropy in drawn.entropy)]
+        for drawn in found.drawn
+    ]  # fmt: skip
+    print_table(
+        f"texts of {found.corpus.tokens:,} tokens; repeated: in an n-gram of {found.n} that came before in the text",
+        [*_COLUMNS, "entropy by quarter, nats"],
+        [*rows, [*_row("training text", found.corpus), "-"]],
+    )
+    print(f"{found.duplicates:.1%} of the training text stands in it more than once")
+    worst = max(found.drawn, key=lambda drawn: drawn.repetition.repeated)
+    if worst.repetition.begins is not None:
+        how = "greedily" if not worst.temperature else f"at temperature {worst.temperature:g}"
+        print(f"drawn {how}, {_loop_in_words(worst.repetition, 'token')}: {clean(repr(worst.example[-100:]))}")
+    print(found.words)

@@ -1,0 +1,108 @@
+"""``elman sample --interactive``: a line of input, a step of the draft, and what may come next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from elman.cli.flags import OF_ONE_TEXT
+from elman.draft import Draft
+from elman.errors import ElmanError, UserError, nearest
+
+_HELP = """\
+NUMBER         take the token of this number
+draw [N]       let the model draw N tokens; an empty line draws one
+type TEXT      put text of your own at the end
+undo           take back the last step
+show N         list N tokens from now on
+SETTING VALUE  change how tokens are drawn: temperature 0.5, top-p 0.9, ...
+text           print the whole text
+save FILE      save the place in the text, for --load-state
+quit           leave; so does the end of the input
+"""
+_TAIL = 200  # characters of the text shown at every step
+
+
+class _Quit(Exception):
+    """The writer leaves."""
+
+
+class _Desk:
+    """The words of the writer, turned into steps of the draft."""
+
+    def __init__(self, draft: Draft, show: Callable[[str], str]) -> None:
+        self._draft, self._show, self._num_shown = draft, show, 9
+
+    def turn(self, line: str) -> None:
+        """Do what a line says."""
+        word, _, rest = line.strip("\r\n").partition(" ")
+        name = word.replace("-", "_")
+        if word.isdecimal():
+            self._draft.choose(int(word))
+        elif word in ("", "draw"):
+            reason = self._draft.draw(_count(rest or "1"))
+            if reason == "boundary":
+                print("the model ends the text here")
+        elif word == "type":
+            self._draft.write(rest)
+        elif word == "undo":
+            self._draft.undo()
+        elif word == "show":
+            self._num_shown = _count(rest)
+        elif word == "text":
+            print(self._show(self._draft.text))
+        elif word == "save":
+            self._draft.save(Path(_given(rest, "save")))
+            print(f"saved to {rest}")
+        elif word == "help":
+            print(_HELP, end="")
+        elif word == "quit":
+            raise _Quit
+        elif name in OF_ONE_TEXT:
+            self._draft.change(name, _given(rest, word))
+        else:
+            words = ("draw", "type", "undo", "show", "text", "save", "help", "quit", *OF_ONE_TEXT)
+            raise UserError(f"unknown word {word!r}{nearest(word, words)}")
+
+    def state(self) -> str:
+        """The end of the text and what may come next."""
+        text = self._draft.text
+        lines = [self._show(("..." if len(text) > _TAIL else "") + text[-_TAIL:])]
+        for number, option in enumerate(self._draft.options(self._num_shown), 1):
+            what = "end of the text" if option.ends_text else repr(option.text)
+            lines.append(f"{number:4} {option.probability:7.4f}  {self._show(what)}")
+        return "\n".join(lines)
+
+
+def write_in_turns(draft: Draft, lines: Iterable[str], show: Callable[[str], str]) -> None:
+    """Read lines and answer each until the writer leaves; a mistake is one line and changes nothing."""
+    desk = _Desk(draft, show)
+    print("help lists what can be said")
+    print(desk.state())
+    remaining = iter(lines)
+    while True:
+        print("> ", end="", flush=True)
+        line = next(remaining, None)
+        if line is None:
+            print()
+            return
+        try:
+            desk.turn(line)
+            print(desk.state())
+        except _Quit:
+            return
+        except ElmanError as error:
+            print(f"elman: {' '.join(str(error).split())}", file=sys.stderr)
+
+
+def _count(word: str) -> int:
+    if not word.strip().isdecimal():
+        raise UserError(f"{word!r} is not a number of tokens: give one such as 20")
+    return int(word)
+
+
+def _given(rest: str, word: str) -> str:
+    if not rest.strip():
+        raise UserError(f"{word} needs something behind it; help tells what")
+    return rest.strip()

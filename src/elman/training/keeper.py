@@ -1,0 +1,208 @@
+"""Write what comes of a training into its run folder, and keep training where the disk fails.
+
+A checkpoint or a model that cannot be written is tried again, then the training goes on and says so: what was saved
+before stays whole. A line of the log that cannot be written is lost, the training is not. Only work that is still
+unsaved when a training ends is a failure.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from elman.errors import ElmanError, MissingExtraError, TrainingError
+from elman.models.file import model_bytes, write_atomically
+from elman.training.checkpoint import save_checkpoint
+from elman.training.folder import Run
+from elman.training.loop import Record, Trainer
+
+_WAITS = (0.2, 1.0)
+"""Seconds before each further attempt to write."""
+
+
+class Keeper:
+    """Carries a training through and keeps its records, samples, checkpoints and model.
+
+    Args:
+        run: the folder, held by this process.
+        trainer: the training.
+        tensorboard: also write event files.
+    """
+
+    def __init__(self, run: Run, trainer: Trainer, *, tensorboard: bool) -> None:
+        self._run, self._trainer = run, trainer
+        self._log = _Log(run.metrics)
+        self._events = _TensorBoard(run.path / "tensorboard") if tensorboard else None
+        self._unsaved: OSError | None = None
+        """Why the newest checkpoint could not be written."""
+        self._unsaved_model: bytes | None = None
+        """The best model, where it could not be written yet."""
+
+    def follow(self) -> None:
+        """Carry the training through.
+
+        Raises:
+            ElmanError: the last state or the model could not be written, whatever was tried.
+        """
+        try:
+            for record in self._trainer.records():
+                self._keep(record)
+            self._finish()
+        except BaseException:
+            # Whatever went wrong, a loss that is not finite or a callback, the work until then is kept.
+            with suppress(ElmanError, OSError):
+                self._save()
+            raise
+        finally:
+            self._log.close()
+
+    def _keep(self, record: Record) -> None:
+        if record.kind == "returned":
+            self._mind(self._take_back)
+        self._mind(self._log.write, json.dumps(record.to_dict(), ensure_ascii=False))
+        if self._events is not None:
+            self._mind(self._events.write, record)
+        if record.kind == "sample":
+            self._mind(self._run.write_sample, record.values)
+        if record.kind == "checkpoint":
+            self._checkpoint()
+        if record.kind == "evaluation" and record.values["best"]:
+            self._write_model()
+
+    def _take_back(self) -> None:
+        """Take out of the log what came after the state that the training has returned to."""
+        self._log.close()
+        try:
+            self._run.take_back(self._trainer.update, self._trainer.has_observed)
+        finally:
+            self._log = _Log(self._run.metrics)
+
+    def _mind(self, write: Callable[..., None], *what: object) -> None:
+        """Write something that a training can do without; say so where it cannot be written."""
+        try:
+            write(*what)
+        except OSError as error:
+            path = error.filename or self._run.path
+            self._trainer.note(f"cannot write {str(path)!r} ({error.strerror or error}): the training goes on without")
+
+    def _checkpoint(self) -> None:
+        """Save a resumable state; where that fails, go on from the one before."""
+        for wait in (*_WAITS, 0.0):
+            try:
+                self._save()
+            except TrainingError as error:  # a number that is not finite: the batches to come will show it
+                self._trainer.note(str(error))
+                return
+            except OSError as error:
+                self._unsaved = error
+                time.sleep(wait)
+            else:
+                self._unsaved = None
+                return
+        if self._unsaved is not None:
+            what = self._no_room(self._unsaved)
+            self._trainer.note(f"{what}; the training goes on, and the checkpoint before is whole")
+
+    def _save(self) -> None:
+        trainer = self._trainer
+        save_checkpoint(self._run.checkpoints, trainer.update, trainer.checkpoint(), trainer.config.checkpoint.keep)
+        if trainer.best_update is None:
+            write_atomically(self._run.model, model_bytes(trainer.bundle))
+        elif self._unsaved_model is not None:
+            write_atomically(self._run.model, self._unsaved_model)
+            self._unsaved_model = None
+
+    def _write_model(self) -> None:
+        """Write the best model so far; where that fails, keep its bytes until the next checkpoint."""
+        data = model_bytes(self._trainer.bundle)
+        try:
+            write_atomically(self._run.model, data)
+            self._unsaved_model = None
+        except OSError as error:
+            self._unsaved_model = data
+            self._trainer.note(f"{self._no_room(error, len(data))}; it is kept in memory and tried again")
+
+    def _finish(self) -> None:
+        """What a training leaves behind must be on the disk."""
+        if self._unsaved is None and self._unsaved_model is None:
+            return
+        try:
+            self._save()
+        except OSError as error:
+            raise ElmanError(
+                f"{self._no_room(error)}: the checkpoint before is whole; make room and go on with "
+                f"`elman resume {self._run.path}`"
+            ) from error
+
+    def _no_room(self, error: OSError, num_bytes: int | None = None) -> str:
+        """What could not be written, and what it takes."""
+        path = Path(error.filename or self._run.checkpoints)
+        if num_bytes is None:
+            num_bytes = sum(t.numel() * t.element_size() for t in self._trainer.checkpoint().tensors.values())
+        text = f"cannot write {str(path)!r} ({error.strerror or error}): it takes {num_bytes:,} bytes"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += f", {shutil.disk_usage(self._run.path).free:,} are free"
+        return text
+
+
+class _Log:
+    """A file of lines. One that cannot be written is lost; none is ever left in half."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._size = self._file.tell()
+        self._has_failed = False
+
+    def write(self, line: str) -> None:
+        """Append a line. Raises OSError for the first that fails after one that did not."""
+        data = (line + "\n").encode("utf-8", "surrogateescape")
+        try:
+            if self._has_failed:
+                self._file.truncate(self._size)
+            written = 0
+            while written < len(data):
+                written += self._file.write(data[written:]) or 0
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                raise OSError(error.errno, error.strerror, str(self._path)) from error
+            return
+        self._size += len(data)
+        self._has_failed = False
+
+    def close(self) -> None:
+        """Cut off half a line, and close the file."""
+        with suppress(OSError):
+            if self._has_failed:
+                self._file.truncate(self._size)
+        with suppress(OSError):
+            self._file.close()
+
+
+class _TensorBoard:
+    """Writes the numbers of each record as event files."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtraError("tensorboard", "track", "writing TensorBoard events") from None
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, record: Record) -> None:
+        """Add the numbers of updates and evaluations, and the text of samples."""
+        step = record.values.get("update", 0)
+        if record.kind == "sample":
+            self._writer.add_text(f"sample/temperature {record.values['temperature']:g}", record.values["text"], step)
+        elif record.kind in ("update", "evaluation"):
+            prefix = "train" if record.kind == "update" else "valid"
+            for name, value in {**record.values, **record.measured}.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self._writer.add_scalar(f"{prefix}/{name}", value, step)
+        self._writer.flush()

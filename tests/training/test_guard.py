@@ -1,0 +1,195 @@
+"""Numbers that go wrong: a skipped batch leaves no trace, several in a row lead back, and in the end to a report."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from elman.data.streams import Segment, Streams
+from elman.errors import TrainingError
+from elman.training.folder import Run
+from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
+from elman.training.loop import Callback
+from elman.training.run import dry_run, resume, train
+
+NEVER = 10**9
+
+
+def settings(**training: Any) -> dict[str, Any]:
+    return {
+        "model": {"hidden_size": 12, "embedding_size": 8, "dropout": 0.2},
+        "sampling": {"every_updates": NEVER, "max_new_tokens": 5},
+        "training": {"batch_size": 4, "bptt": 16, "warmup_updates": 4, "learning_rate": 0.02, "num_threads": 1}
+        | {"reset_probability": 0.1}
+        | training,
+        "evaluation": {"every_updates": NEVER},
+    }
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, tiny_text: str) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "tiny.txt"
+    path.write_text(tiny_text * 2, encoding="utf-8", newline="")
+    return path
+
+
+class Poison(Callback):
+    """Makes the loss of chosen calls infinite; every segment is one call."""
+
+    def __init__(self, calls: set[int]) -> None:
+        self.calls, self.count = calls, -1
+
+    def loss(self, features_BTF: torch.Tensor, segment: object) -> torch.Tensor | None:
+        self.count += 1
+        return features_BTF.sum() * (math.inf if self.count in self.calls else 0.0)
+
+
+class Harmless(Callback):
+    """Adds the same term without the poison."""
+
+    def loss(self, features_BTF: torch.Tensor, segment: object) -> torch.Tensor | None:
+        return features_BTF.sum() * 0.0
+
+
+def tensors(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(sorted(run.checkpoints.iterdir())[-1] / "tensors.safetensors")
+
+
+def updates(run: Run) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if k != "measured"} for r in run.records() if r["kind"] == "update"]
+
+
+def of_kind(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [record for record in run.records() if record["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def per_epoch(corpus: Path) -> int:
+    count = dry_run(corpus, **settings(batch_size=8)).updates_per_epoch
+    assert 8 < count < 18
+    return count
+
+
+@pytest.mark.parametrize("bad", [{0}, {3}, {5, 6}, {"last", "first"}], ids=str)
+def test_a_skipped_batch_leaves_no_trace(bad, per_epoch, corpus, tmp_path, monkeypatch):
+    bad = {{"last": per_epoch - 1, "first": per_epoch}.get(index, index) for index in bad}
+    hurt = train(corpus, out=tmp_path / "hurt", callbacks=[Poison(bad)], **settings(batch_size=8, max_updates=20))
+    assert [s["update"] for s in of_kind(hurt, "skipped")] == [k - sum(b < k for b in bad) for k in sorted(bad)]
+    assert all("a loss of" in s["text"] for s in of_kind(hurt, "skipped"))
+
+    segment, kept = Streams.segment, [index for index in range(100) if index not in bad]
+
+    def others_alone(self: Streams, index: int) -> Segment:
+        found = segment(self, kept[index])
+        # Where the batch that starts an epoch is left out, the state is initial before the one after it.
+        return replace(found, starts_anew=found.starts_anew or kept[index] - 1 in bad & {per_epoch})
+
+    monkeypatch.setattr(Streams, "segment", others_alone)
+    unhurt = train(corpus, out=tmp_path / "unhurt", callbacks=[Harmless()], **settings(batch_size=8, max_updates=20))
+    assert updates(hurt) == updates(unhurt)
+    one, other = tensors(hurt), tensors(unhurt)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_run_with_skipped_batches_goes_on_exactly_where_it_stopped(corpus, tmp_path):
+    even = {"schedule": "constant"}  # so that the rates do not depend on the budget
+    whole = train(corpus, out=tmp_path / "whole", callbacks=[Poison({3, 12, 13})], **settings(max_updates=20, **even))
+    parts = train(corpus, out=tmp_path / "parts", callbacks=[Poison({3})], **settings(max_updates=7, **even))
+    parts = resume(parts.path, callbacks=[Poison({4, 5})], max_updates=20)  # 8 segments were read before
+    assert updates(parts)[7:] == updates(whole)[7:]
+    assert [s["update"] for s in of_kind(whole, "skipped")] == [3, 11, 11]
+    assert [s["update"] for s in of_kind(parts, "skipped")] == [3, 11, 11]
+
+
+def test_a_spike_is_told_from_noise_by_the_losses_before_it():
+    guard, rng = Guard(6.0), np.random.default_rng(1)
+    losses = (2.0 + 0.1 * rng.standard_normal(200)).tolist()
+    assert not any(guard.objection(loss, 1.0) for loss in losses)
+    mean, deviation = statistics.fmean(losses[-128:]), statistics.pstdev(losses[-128:])
+    assert guard.objection(mean + 6.01 * deviation, 1.0)
+    assert guard.num_in_a_row == 1
+    assert not guard.objection(mean + 5.99 * deviation, 1.0)
+    assert guard.num_in_a_row == 0
+    assert not guard.objection(0.001, 1.0)  # falling is no fault
+    for loss, norm in ((math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)):
+        assert "a loss of" in guard.objection(loss, norm)
+    assert guard.num_in_a_row == 4
+    assert not Guard(None).objection(1e9, 1.0)
+
+
+def test_losses_at_rest_and_a_short_past_make_no_spikes():
+    guard = Guard(6.0)
+    for _ in range(127):
+        assert not guard.objection(1.0, 1.0)
+    assert not guard.objection(50.0, 1.0)  # the 128th: nothing to hold it against yet
+    guard = Guard(6.0)
+    for _ in range(128):
+        guard.objection(1.0, 1.0)
+    assert not guard.objection(1.05, 1.0)
+    assert guard.objection(1.07, 1.0)  # one in a hundred counts as deviation at least
+
+
+def test_the_guard_is_part_of_what_is_saved():
+    guard = Guard(6.0)
+    for loss in (1.0, 2.0, math.nan):
+        guard.objection(loss, 1.0)
+    again = Guard(6.0)
+    again.restore(guard.to_dict())
+    assert again.to_dict() == guard.to_dict()
+    assert again.num_in_a_row == 1
+
+
+class TooFast(Callback):
+    """Every batch goes wrong after some update, until the rate is low enough."""
+
+    def __init__(self, after: int, limit: float) -> None:
+        self.after, self.limit, self.update, self.rates = after, limit, 0, [math.inf]
+
+    def on_record(self, record):
+        if record.kind in ("update", "returned"):
+            self.update = record.values["update"]
+            self.rates.append(record.values.get("learning_rate", self.rates[-1]))
+
+    def loss(self, features_BTF, segment):
+        fails = self.update >= self.after and self.rates[-1] > self.limit
+        return features_BTF.sum() * (math.nan if fails else 0.0)
+
+
+def test_several_in_a_row_lead_back_to_the_last_saved_state_at_half_the_rate(corpus, tmp_path):
+    run = train(
+        corpus,
+        out=tmp_path / "run",
+        callbacks=[TooFast(after=7, limit=0.011)],
+        checkpoint={"every_updates": 5},
+        **settings(max_updates=12, schedule="constant", warmup_updates=0),
+    )
+    (returned,) = of_kind(run, "returned")
+    assert returned["update"] == 5
+    assert "back to update 5" in returned["text"]
+    rates = {r["update"]: r["learning_rate"] for r in updates(run)}
+    assert list(rates) == list(range(1, 13))  # what came after update 5 was taken back and came again
+    assert [rates[1], rates[5], rates[6], rates[12]] == pytest.approx([0.02, 0.02, 0.01, 0.01])
+    assert all(tensor.isfinite().all() for tensor in tensors(run).values())
+
+
+def test_in_the_end_it_stops_and_says_what_to_do(corpus, tmp_path):
+    with pytest.raises(TrainingError, match=r"5 batches in a row .* after 3 returns .* lower training\.learning_rate"):
+        train(
+            corpus,
+            out=tmp_path / "run",
+            callbacks=[TooFast(after=3, limit=0.0)],
+            checkpoint={"every_updates": 1},
+            **settings(max_updates=9),
+        )
+    run = Run.open(tmp_path / "run")
+    assert len(of_kind(run, "returned")) == MAX_RETURNS
+    assert len(of_kind(run, "skipped")) == MAX_IN_A_ROW * (MAX_RETURNS + 1)
+    assert all(tensor.isfinite().all() for tensor in tensors(run).values())
