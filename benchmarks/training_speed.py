@@ -4,9 +4,9 @@
     python benchmarks/training_speed.py --threads 2
     python benchmarks/training_speed.py --scans
 
-Each row is the loss of 32 texts of 64 tokens and its gradient, without the optimiser. ``processor_seconds`` is the median
-of the time that processors worked, over all threads, so that other work on the machine counts little; ``seconds`` is the
-shortest time by the clock. Models take turns.
+Each row is the loss of 32 texts of 64 tokens and its gradient, without the optimiser. ``processor_seconds`` is the
+median of the time that processors worked, over all threads, so that other work on the machine counts little;
+``seconds`` is the shortest time by the clock. Models take turns.
 """
 
 from __future__ import annotations

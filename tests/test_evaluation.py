@@ -33,12 +33,12 @@ def tokenizer() -> Tokenizer:
 
 def model(tokenizer: Tokenizer, kind: str = "lstm", dtype: torch.dtype = torch.float64) -> LanguageModel:
     """A small model with large weights, so that history matters."""
-    settings = {"hidden_size": 9, "embedding_size": 5, "num_layers": 2, "dropout": 0.5}
+    settings = {"hidden_size": 16, "embedding_size": 16, "num_layers": 2, "dropout": 0.5}
     known = model_config_class(kind).model_fields
     settings = {name: value for name, value in settings.items() if name in known}
     network = build_model(model_config({"kind": kind, **settings}), tokenizer.size, seed=3, dtype=dtype)
     for parameter in network.parameters():
-        parameter.data.mul_(2)
+        parameter.data.mul_(1.5)  # not more: a chaotic network makes whole nats of the last digit
     return network
 
 

@@ -211,7 +211,11 @@ class UniformStackConfig(StackConfig):
 
 
 def _as_names(value: Any) -> Any:
-    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+    """From one string, or from several, as the command line gives a setting that may be repeated."""
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list | tuple) or not all(isinstance(string, str) for string in strings):
+        return value
+    return tuple(name.strip() for string in strings for name in string.split(","))
 
 
 class MixedStackConfig(StackConfig):

@@ -45,7 +45,7 @@ def _mlstm_chunk(
     q_BNTD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, i_BNS: Tensor, log_f_BNT: Tensor,
     C_BNDD: Tensor, n_BND: Tensor, m_BN1: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    # With b_t the sum of log f up to t, at t step s is worth exp(b_t - b_s + i_s - m_t), and the state exp(b_t + m - m_t).
+    # With b_t the sum of log f up to t: at t step s is worth exp(b_t - b_s + i_s - m_t), the state exp(b_t + m - m_t).
     b_BNT = log_f_BNT.cumsum(-1)
     written_BNS = i_BNS - b_BNT
     m_BNT = (b_BNT + torch.maximum(written_BNS.cummax(-1).values, m_BN1)).clamp(min=0.0)
@@ -86,12 +86,12 @@ def delta_scan(
 def _delta_chunk(
     q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, log_alpha_BNT: Tensor, beta_BNT: Tensor, S_BNDD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    # S_t = a_t S_{t-1} + u_t k_t^T, where u_t = beta_t (v_t - a_t S_{t-1} k_t) holds the earlier u_s of the chunk: all u
-    # together solve a triangular system (the UT transform of Yang et al. 2024, https://arxiv.org/abs/2406.06484).
+    # S_t = a_t S_{t-1} + u_t k_t^T with u_t = beta_t (v_t - a_t S_{t-1} k_t), which holds the earlier u_s of the chunk:
+    # all u together solve a triangular system (the UT transform of Yang et al. 2024, https://arxiv.org/abs/2406.06484).
     b_BNT, beta_BNT1 = log_alpha_BNT.cumsum(-1), beta_BNT.unsqueeze(-1)
     kept_BNTS = _causal(b_BNT.unsqueeze(-1) - b_BNT.unsqueeze(-2)).exp()
     kept_BNT1 = b_BNT.exp().unsqueeze(-1)
-    system_BNTS = beta_BNT1 * kept_BNTS * (k_BNTD @ k_BNTD.mT)
+    system_BNTS = (beta_BNT1 * k_BNTD) @ k_BNTD.mT * kept_BNTS
     target_BNTD = beta_BNT1 * (v_BNTD - kept_BNT1 * (k_BNTD @ S_BNDD.mT))
     # Only what is below the diagonal is looked at; the diagonal counts as ones.
     u_BNTD = torch.linalg.solve_triangular(system_BNTS, target_BNTD, upper=False, unitriangular=True)
@@ -133,8 +133,13 @@ def slstm_scan(
 class _SLSTM(torch.autograd.Function):
     """The loop over time without a graph, and its gradient.
 
-    All that the gradient needs of one step alone is computed for all steps at once; what remains in the loop back in
-    time are multiplications, additions and one product of matrices. The weights get theirs by one product at the end.
+    With dh, dc, dn and dm the gradients that reach the state after step t, and k = log F + m_{t-1}:
+
+        dc <- dc + dh o / n                 dk = dc f' c_{t-1} + dn f' n_{t-1}
+        dn <- dn - dh o c / n^2             di = dc i' z + dn i'
+
+    and what is left of dm, dm - dk - di, goes to the larger of k and i. All that does not hold one of the four is
+    computed for all steps at once; the weights get their gradient by one product at the end.
     """
 
     @staticmethod
@@ -145,10 +150,10 @@ class _SLSTM(torch.autograd.Function):
         for x, raw, *after in zip(x_NTBG.unbind(1), raw_NTBG.unbind(1), *(s.unbind(1) for s in states), strict=True):
             torch.baddbmm(x, h, weight_NGD.mT, out=raw)
             i, f, z, o = raw.chunk(4, dim=-1)
-            kept = (f if exponential else functional.logsigmoid(f)).add(m)
+            k = (f if exponential else functional.logsigmoid(f)).add(m)
             h_next, c_next, n_next, m_next = after
-            torch.maximum(kept, i, out=m_next)
-            input_gate, forget_gate = (i - m_next).exp_(), kept.sub_(m_next).exp_()
+            torch.maximum(k, i, out=m_next)
+            input_gate, forget_gate = (i - m_next).exp_(), k.sub_(m_next).exp_()
             torch.addcmul(input_gate * z.tanh(), forget_gate, c, out=c_next)
             torch.addcmul(input_gate, forget_gate, n, out=n_next)
             torch.div(c_next, n_next, out=h_next).mul_(o.sigmoid())
@@ -168,10 +173,10 @@ class _SLSTM(torch.autograd.Function):
             for first, part in zip((h0, c0, n0, m0), (h, c, n, m), strict=True)
         )
         i, f, z, o = raw_NTBG.chunk(4, dim=-1)
-        kept = (f if ctx.exponential else functional.logsigmoid(f)) + m_before
-        input_gate, forget_gate, z, o, mean = (i - m).exp(), (kept - m).exp(), z.tanh(), o.sigmoid(), c / n
+        k = (f if ctx.exponential else functional.logsigmoid(f)) + m_before
+        input_gate, forget_gate, z, o, mean = (i - m).exp(), (k - m).exp(), z.tanh(), o.sigmoid(), c / n
         # Where the two are equal each gets half of the gradient of their maximum, as in torch.maximum.
-        of_kept = (kept > i).to(i) + 0.5 * (kept == i)
+        k_is_larger = (k > i).to(i) + 0.5 * (k == i)
         of_h_NTBD, of_c, of_n, of_m = gradients
         of_step = [
             of_h_NTBD,
@@ -182,7 +187,7 @@ class _SLSTM(torch.autograd.Function):
             forget_gate * n_before,
             input_gate,
             input_gate * z,
-            of_kept,
+            k_is_larger,
             torch.ones_like(f) if ctx.exponential else (-f).sigmoid(),
             input_gate * (1 - z * z),
             mean * o * (1 - o),
@@ -190,7 +195,7 @@ class _SLSTM(torch.autograd.Function):
         of_raw_NTBG = torch.empty_like(raw_NTBG)
         of_h, of_c, of_n = torch.zeros_like(h0), of_c.clone(), of_n.clone()
         for of_raw, *parts in reversed(list(zip(of_raw_NTBG.unbind(1), *(p.unbind(1) for p in of_step), strict=True))):
-            more_h, o_by_n, mean, forget_gate, fc, fn, input_gate, iz, of_kept, slope_f, slope_z, slope_o = parts
+            more_h, o_by_n, mean, forget_gate, fc, fn, input_gate, iz, k_is_larger, slope_f, slope_z, slope_o = parts
             of_i, of_f, of_z, of_o = of_raw.chunk(4, dim=-1)
             of_h = of_h + more_h
             of_mean = of_h * o_by_n
@@ -198,12 +203,12 @@ class _SLSTM(torch.autograd.Function):
             of_n.addcmul_(of_mean, mean, value=-1)
             torch.mul(of_h, slope_o, out=of_o)
             torch.mul(of_c, slope_z, out=of_z)
-            by_kept = (of_c * fc).addcmul_(of_n, fn)
-            by_i = torch.mul(of_c, iz, out=of_i).addcmul_(of_n, input_gate)
-            of_m = of_m - by_kept - by_i
-            to_kept = of_m * of_kept
-            by_i.add_(of_m).sub_(to_kept)
-            of_m = by_kept.add_(to_kept)
+            of_k = (of_c * fc).addcmul_(of_n, fn)
+            torch.mul(of_c, iz, out=of_i).addcmul_(of_n, input_gate)
+            of_m = of_m - of_k - of_i
+            to_k = of_m * k_is_larger
+            of_i.add_(of_m).sub_(to_k)
+            of_m = of_k.add_(to_k)
             torch.mul(of_m, slope_f, out=of_f)
             of_c.mul_(forget_gate)
             of_n.mul_(forget_gate)
@@ -228,9 +233,9 @@ def _slstm_loop(
     outputs = []
     for x in x_NTBG.unbind(1):
         i, f, z, o = torch.baddbmm(x, h, weight_NGD.mT).chunk(4, dim=-1)
-        kept = (f if exponential else functional.logsigmoid(f)) + m
-        m = torch.maximum(kept, i)
-        input_gate, forget_gate = (i - m).exp(), (kept - m).exp()
+        k = (f if exponential else functional.logsigmoid(f)) + m
+        m = torch.maximum(k, i)
+        input_gate, forget_gate = (i - m).exp(), (k - m).exp()
         c = forget_gate * c + input_gate * z.tanh()
         n = forget_gate * n + input_gate
         h = o.sigmoid() * c / n

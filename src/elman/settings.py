@@ -267,6 +267,8 @@ def _merge_section(name: str, below: Mapping[str, Any], above: Mapping[str, Any]
     for setting, (other, accepted) in section.meaningful.items():
         if other in above and above[other] not in accepted:
             kept.pop(setting, None)
+    if "residual" in section.model_fields and section.model_fields["residual"].default:
+        kept.pop("embedding_size", None)  # that of a preset for another kind: with residual paths it is hidden_size
     return kept | dict(above)
 
 

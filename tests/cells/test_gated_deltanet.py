@@ -98,8 +98,8 @@ def test_parameters_start_as_documented(draw):
     H, heads = 512, 128
     assert cell.num_parameters() == 4 * H * 50 + 2 * heads * (50 + 1) + H * (H + 1)
     assert cell.operations_per_step() == 2 * (4 * H * 50 + 2 * heads * 50 + H * H) + 7 * heads * 4 * 4
-    for name, width in (("weight_in", 50), ("weight_gates", 50), ("weight_out", H)):
-        bound = math.sqrt(3 / width)
+    of_input = math.sqrt(3 / 50)
+    for name, bound in (("weight_in", of_input), ("weight_gates", of_input), ("weight_out", math.sqrt(3) / H)):
         assert 0.99 * bound < p[name].abs().max() <= bound
     rate, step = p["log_rate"].exp(), torch.nn.functional.softplus(p["step_bias"])
     assert 1 <= rate.min() < 1.5

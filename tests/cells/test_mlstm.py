@@ -110,8 +110,7 @@ def test_parameters_start_as_documented(draw):
     cell, p, _, _ = draw("mlstm", input_size=50, hidden_size=64, num_heads=4)
     assert cell.num_parameters() == 4 * 64 * 50 + 2 * 4 * (50 + 1) + 64 * (64 + 1)
     assert cell.operations_per_step() == 2 * (4 * 64 * 50 + 8 * 50 + 64 * 64) + 5 * 4 * 16 * 16
-    for name, width in (("weight_in", 50), ("weight_out", 64)):
-        bound = math.sqrt(3 / width)
+    for name, bound in (("weight_in", math.sqrt(3 / 50)), ("weight_out", math.sqrt(3) / 64)):
         assert 0.99 * bound < p[name].abs().max() <= bound
     assert not p["weight_gates"].any()
     assert p["bias_gates"].tolist() == [0, 0, 0, 0, 3, 4, 5, 6]

@@ -118,7 +118,7 @@ def test_parameters_start_as_documented(draw):
     i, f, z, o = p["bias"].chunk(4)
     assert not any(gate.any() for gate in (i, z, o))
     torch.testing.assert_close(f, torch.linspace(5, -7, 16, dtype=torch.float64).repeat(4), **EXACT)
-    assert torch.equal(p["norm_weight"], torch.ones(64, dtype=torch.float64))
+    assert torch.equal(p["norm_weight"], torch.full((64,), 1 / 8, dtype=torch.float64))
 
 
 def test_gates_and_candidate_have_names(draw_reachable):

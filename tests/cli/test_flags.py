@@ -31,7 +31,7 @@ def wide(monkeypatch):
 
 def test_train_help_shows_every_setting_and_no_other(elman, wide):
     shown = set(re.findall(r"--([\w.]+)", elman("train", "--help").out))
-    own = {"out", "preset", "config", "overwrite", "dry", "json", "tensorboard"}
+    own = {"out", "preset", "config", "overwrite", "dry", "json", "tensorboard", "resume"}
     assert shown - own == all_settings() - {"preset"}
 
 
@@ -41,10 +41,10 @@ def test_help_says_what_a_setting_means_its_default_and_who_has_it(elman, wide):
     assert "[default: 64]" in lines["training.bptt"]
     assert "[choices: adamw, sgd, muon]" in lines["training.optimizer"]
     assert "(gru only)" in lines["model.reset_after"]
-    assert "(lstm only)" in lines["model.forget_bias"]
+    assert "(lstm, mogrifier_lstm, multiplicative_lstm, stack only)" in lines["model.forget_bias"]
     assert "only" not in lines["model.kind"]
-    assert "(not window)" in lines["model.num_layers"]
-    assert re.search(r"state\. \(not window\) / .* \(window only\)", lines["model.hidden_size"])
+    assert "(not ngram, seq2seq, stack, window)" in lines["model.num_layers"]
+    assert re.search(r"state\. \(not ngram, seq2seq, window\) / .* \(window only\)", lines["model.hidden_size"])
     assert "Only with optimizer sgd." in lines["training.momentum"]
     for kind in kind_names():
         assert kind in lines["model.kind"]

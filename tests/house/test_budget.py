@@ -9,7 +9,7 @@ from elman.cells import cell_names
 from elman.config import Section
 
 MAX_LINES_PER_FILE = 700
-MAX_SETTINGS = 120
+MAX_SETTINGS = 150
 
 
 def test_source_files_stay_readable_in_one_sitting(sources):

@@ -98,6 +98,7 @@ def test_the_commands_of_readme_and_docs_are_accepted(root):
 
 def _commands(text: str) -> list[list[str]]:
     """What follows `elman` in code blocks and recipes, with names put in for what stands in capitals."""
+    text = re.sub(r"\\\n\s+", "", text)  # a line that goes on
     lines = re.findall(r"^(?: {4}|\t\$\(BIN\)/)elman (.*)$", text, re.MULTILINE)
     return [shlex.split(line.replace("$(RUN)", "runs/demo"), comments=True) for line in lines]
 

@@ -14,6 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("selective",),
     ("cells", "metrics"),
     ("models",),
+    ("engine",),
     ("data",),
     ("choosing", "beam", "reading"),
     ("evaluation", "generation", "scoring"),

@@ -335,6 +335,11 @@ def test_mixed_layers_have_the_parameters_and_states_of_their_cells():
     assert model_class(network.config).predicted_num_parameters(network.config, V) == network.num_parameters
 
 
+@pytest.mark.parametrize("layers", ["lstm, gru,elman", ["lstm,gru", "elman"], ("lstm", "gru", "elman")])
+def test_layers_are_named_by_a_list_or_with_commas(layers):
+    assert model_config({"layers": layers}).layers == ("lstm", "gru", "elman")
+
+
 def test_mixed_layers_run_one_after_the_other():
     network = build("stack", layers="gru,elman")
     features, state = network.features(TOKENS, network.initial_state(3))

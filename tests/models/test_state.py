@@ -33,9 +33,11 @@ def test_size(state):
     assert state.num_bytes == 3 * (4 * 4 + 10 * 4 + 6 * 8 + 4)
 
 
-@pytest.mark.parametrize("rows", [[2, 0], [1, 1, 1, 0], torch.tensor([0]), range(3), torch.tensor([True, False, True])])
+@pytest.mark.parametrize(
+    "rows", [[2, 0], [1, 1, 1, 0], torch.tensor([0]), range(3), torch.tensor([True, False, True]), []]
+)
 def test_selected_rows_are_those_rows_of_every_part(state, rows):
-    index = torch.as_tensor(rows)
+    index = torch.as_tensor(rows) if len(rows) else torch.tensor([], dtype=torch.int64)
     selected = state.select(rows)
     for name, tensor in state.tensors.items():
         assert torch.equal(selected.tensors[name], tensor[index])
@@ -181,3 +183,18 @@ def test_a_growing_part_of_another_form_is_refused(keys, message):
     data = save({"keys": keys, "h": torch.zeros(2, 3)})
     with pytest.raises(ModelFileError, match=message):
         State.from_bytes(data, like=GROWING_LIKE)
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        (torch.ones(2, 3), "differ in length within a layer"),
+        (torch.ones(2), r"'0.seen' of this state is torch.float32 \[\]"),
+    ],
+)
+def test_growing_parts_of_one_layer_have_one_length(seen, message):
+    like = State({"0.keys": torch.zeros(1, 0, 2), "0.seen": torch.zeros(1, 0), "1.keys": torch.zeros(1, 0, 2)})
+    good = {"0.keys": torch.zeros(2, 4, 2), "0.seen": torch.ones(2, 4), "1.keys": torch.zeros(2, 5, 2)}
+    assert State.from_bytes(save(good), like=like).tensors.keys() == like.tensors.keys()
+    with pytest.raises(ModelFileError, match=message):
+        State.from_bytes(save({**good, "0.seen": seen}), like=like)

@@ -124,7 +124,8 @@ class StatePart(NamedTuple):
 
     shape: tuple[int, ...]
     """Without the batch dimension. A first size of 0 says that the part is empty at first and grows with the text; the
-    newest entry is the last, and rows that have fewer than others are filled up with zeros at the front."""
+    newest entry is the last, and rows that have fewer than others are filled up with zeros at the front. All parts of a
+    cell that grow have one length."""
     initial: float = 0.0
     """The finite value that every element has before the first token."""
 

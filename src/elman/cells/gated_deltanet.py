@@ -47,8 +47,9 @@ class GatedDeltaNet(Cell):
 
     State: S, (B, N, D, D), for D = H / N.
     Parameters: 4 H I + 2 N (I + 1) + H (H + 1).
-    Initialisation: W_in and W_gates uniform within +-sqrt(3/I), W_out within +-sqrt(3/H); as in Mamba-2, A uniform from
-    1 to 16, and softplus(d) from 0.001 to 0.1 with a uniform logarithm.
+    Initialisation: W_in and W_gates uniform within +-sqrt(3/I); W_out within +-sqrt(3)/H, which starts a residual
+    branch no larger than an embedding; as in Mamba-2, A uniform from 1 to 16, and softplus(d) from 0.001 to 0.1 with
+    a uniform logarithm.
     Paper: Yang, Kautz and Hatamizadeh 2024, https://arxiv.org/abs/2412.06464.
     """
 
@@ -64,7 +65,7 @@ class GatedDeltaNet(Cell):
             "log_rate": Parameter((N,), Initial("own", draw_own=_log_rates)),
             "step_bias": Parameter((N,), Initial("own", draw_own=_step_biases)),
             "norm_weight": Parameter((H,), Initial("ones")),
-            "weight_out": Parameter((H, H), Initial("uniform", math.sqrt(3 / H))),
+            "weight_out": Parameter((H, H), Initial("uniform", math.sqrt(3) / H)),
         }
 
     def state(self) -> Mapping[str, StatePart]:

@@ -48,16 +48,17 @@ class Mamba(Cell):
         (s, B, C) = W_x x                      R, N and N numbers
         dt = softplus(W_dt s + b_dt)           D numbers
         h_t = exp(dt A) * h_{t-1} + (dt x) B^T           A = -exp(A_log), (D, N)
-        y = h_t C + D x
+        y = h_t C + d * x
         output = W_out (y * silu(z))
 
-    u_t is what the layer reads; products of different sizes go along the rows. Nothing is computed from h but the
-    output, so that the states of a segment need no matrix between one time and the next.
+    u_t is what the layer reads; dt scales the rows of A. Nothing but the output is computed from h, so that no matrix
+    stands between the state of one time and that of the next.
 
     State: recent, the last K - 1 values of x before the convolution, (B, K - 1, D); h, (B, D, N).
     Parameters: 3 D H + D (K + 2 R + 3 N + 3), for an input of width H.
     Initialisation: that of the paper's authors. Matrices and convolution uniform within +-1/sqrt(inputs of a sum);
-    A = -(1, ..., N) in every row, D one; b_dt such that dt is log-uniform between 0.001 and 0.1 where s is zero.
+    A = -(1, ..., N) in every row, d (the parameter ``D``) one; b_dt such that dt is log-uniform between 0.001 and 0.1
+    where s is zero.
     Paper: Gu and Dao 2023, https://arxiv.org/abs/2312.00752.
     """
 
@@ -113,17 +114,15 @@ class Mamba(Cell):
         return Step(output, {"recent": recent, "h": h}, named)
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from torch.nn import functional  # here, because they bring in torch
-
-        from elman.scan import causal_convolution
+        from elman.scan import causal_convolution  # here, because they bring in torch
         from elman.selective import selective_scan
 
         x, z = split(linear(x_BTI, p["in_proj"]), 2)
         x, recent = causal_convolution(x, state["recent"], p["conv_weight"], p["conv_bias"])
-        x = functional.silu(x)
+        x = silu(x)
         dt, B, C = self._selected(p, x)
         y, h = selective_scan(x, dt, -p["A_log"].exp(), B, C, p["D"], state["h"])
-        return linear(y * functional.silu(z), p["out_proj"]), {"recent": recent, "h": h}
+        return linear(y * silu(z), p["out_proj"]), {"recent": recent, "h": h}
 
     def _selected(self, p: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Step sizes, B and C: what the input selects; of one time or of all."""

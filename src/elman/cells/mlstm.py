@@ -44,8 +44,8 @@ class MLSTM(Cell):
 
     State: C (B, N, D, D), n (B, N, D) and m (B, N, 1), for D = H / N.
     Parameters: 4 H I + 2 N (I + 1) + H (H + 1).
-    Initialisation: W_in uniform within +-sqrt(3/I), W_out within +-sqrt(3/H); W_gates zero, the forget gates' biases
-    evenly from 3 to 6 over the heads, the input gates' zero.
+    Initialisation: W_in uniform within +-sqrt(3/I); W_out within +-sqrt(3)/H, which starts a residual branch no larger
+    than an embedding; W_gates zero, the forget gates' biases evenly from 3 to 6 over the heads, the input gates' zero.
     Paper: Beck et al. 2024, https://arxiv.org/abs/2405.04517; the projections are those of Beck et al. 2025,
     https://arxiv.org/abs/2503.13427.
     """
@@ -61,7 +61,7 @@ class MLSTM(Cell):
             "weight_gates": Parameter((2 * N, I), Initial("zeros")),
             "bias_gates": Parameter((2 * N,), Initial("own", draw_own=_gate_biases)),
             "norm_weight": Parameter((H,), Initial("ones")),
-            "weight_out": Parameter((H, H), Initial("uniform", math.sqrt(3 / H))),
+            "weight_out": Parameter((H, H), Initial("uniform", math.sqrt(3) / H)),
         }
 
     def state(self) -> Mapping[str, StatePart]:

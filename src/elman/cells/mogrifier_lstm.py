@@ -32,12 +32,13 @@ class MogrifierLSTMConfig(LSTMConfig):
 class MogrifierLSTM(LSTM):
     """An LSTM whose input and state gate each other in turn before each step.
 
-    With u_0 = x_t and u_1 = h_{t-1}, for rounds i = 1 ... r:
+    With x = x_t and h = h_{t-1} at first, for the rounds i = 1 ... r:
 
-        u_{i+1} = 2 sigmoid(Q_i u_i) * u_{i-1}
+        x <- 2 sigmoid(Q_i h) * x          i odd
+        h <- 2 sigmoid(R_i x) * h          i even
 
-    The last two are what the LSTM reads: that of input's width in place of x_t, that of state's width in place of
-    h_{t-1}. What an input means can so depend on what came before. The paper calls Q_i of the even rounds R_i.
+    The LSTM reads the last x and h in the places of x_t and h_{t-1}. What an input means can so depend on what came
+    before. With r = 0 it is the LSTM.
 
     State: h and c, each (B, H).
     Parameters: those of the LSTM and r I H, or r k (I + H) for matrices of rank k.
@@ -77,14 +78,12 @@ class MogrifierLSTM(LSTM):
         return parameters
 
     def step(self, p: Mapping[str, Tensor], x_BI: Tensor, state: CellState) -> Step:
-        gated, gating = x_BI, state["h"]
+        x, h = x_BI, state["h"]
         for i in self._rounds:
-            if f"round_{i}" in p:
-                product = linear(gating, p[f"round_{i}"])
+            if i % 2:
+                x = 2 * _product(p, i, h).sigmoid() * x
             else:
-                product = linear(linear(gating, p[f"round_{i}_right"]), p[f"round_{i}_left"])
-            gated, gating = gating, 2 * product.sigmoid() * gated
-        x, h = (gating, gated) if len(self._rounds) % 2 else (gated, gating)
+                h = 2 * _product(p, i, x).sigmoid() * h
         output, after, named = super().step(p, x, {"h": h, "c": state["c"]})
         return Step(output, after, {"gated_input": x, "gated_state": h, **named})
 
@@ -170,6 +169,13 @@ class MogrifierLSTM(LSTM):
         import torch
 
         return torch.cat([p[name] for name in self._read()], dim=1)
+
+
+def _product(p: Mapping[str, Tensor], i: int, value: Tensor) -> Tensor:
+    """A round's matrix times a value."""
+    if f"round_{i}" in p:
+        return linear(value, p[f"round_{i}"])
+    return linear(linear(value, p[f"round_{i}_right"]), p[f"round_{i}_left"])
 
 
 def _over_time(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -87,12 +87,16 @@ def log_sigmoid(x: Tensor) -> Tensor:
 
 def silu(x: Tensor) -> Tensor:
     """``x sigmoid(x)``."""
-    return x * x.sigmoid()
+    from torch.nn import functional
+
+    return functional.silu(x)
 
 
 def gelu(x: Tensor) -> Tensor:
     """``x P(X <= x)`` for X normal, in the common approximation by tanh (Hendrycks and Gimpel 2016)."""
-    return 0.5 * x * (1 + (0.7978845608028654 * (x + 0.044715 * x * x * x)).tanh())
+    from torch.nn import functional
+
+    return functional.gelu(x, approximate="tanh")
 
 
 def sqrt(x: Tensor) -> Tensor:

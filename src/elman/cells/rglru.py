@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from elman.cells.base import BlockConfig, Cell, CellState, Initial, Parameter, StatePart, Step
 from elman.cells.primitives import (
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SHARPNESS = 8.0
-"""The paper's c: a closed gate forgets nothing, an open one as the eighth power of sigmoid(Lambda)."""
-_DECAYS = (0.9, 0.999)
-"""Between which the first decays of an open gate lie."""
+"""The paper's c: where the gate is open, a is this power of sigmoid(Lambda)."""
+_MOST_DECAY = 0.999
+"""The largest share of its state that a unit first keeps in a step, with an open gate."""
 _SMALLEST_SQUARE = 1e-30
-"""The square root has a finite gradient here, and a thousandth of the last digit of any float32 to add."""
+"""For 1 - a^2: its root has a finite gradient, and adds a part in 10^15 of an input, which changes no state."""
 
 
 class RGLRUConfig(BlockConfig):
@@ -42,6 +42,8 @@ class RGLRUConfig(BlockConfig):
     """Width of a gated feed-forward network (SwiGLU) after each cell, commonly 8/3 of hidden_size; 0: none."""
     num_gate_blocks: PositiveInt = 8
     """The gates' matrices have so many blocks on the diagonal, and zeros beside them; 1: whole matrices."""
+    least_decay: Annotated[float, Field(gt=0.0, lt=_MOST_DECAY)] = 0.1
+    """With an open gate a unit first keeps this share of its state in a step, or more, up to 0.999; the paper: 0.9."""
 
     @model_validator(mode="after")
     def _blocks_divide_the_width(self) -> Self:
@@ -64,18 +66,18 @@ class RGLRU(Cell):
         h_t = a * h_{t-1} + sqrt(1 - a^2) * (i * x)
         output = W_out (h_t * gelu(z))
 
-    u_t is what the layer reads; W_r and W_i are block-diagonal. The square root keeps the variance of h that of its
-    inputs, however slow the decay. It is the paper's at every time: the first input is not taken whole, as it is in
-    the authors' code, because a state does not know its age.
+    u_t is what the layer reads; W_r and W_i are block-diagonal. The square root gives h the variance of i * x, however
+    slow the decay. It stands at every time, as in the paper; the authors' code takes the first input of a text whole,
+    but a state does not know its age.
 
-    1 - a^2 is computed as 2 t / (1 + t) with t = tanh(-log a), which is exact where a rounds to 1; one ulp from there,
-    1 - a * a would be wrong by as much as it is. It is kept above 1e-30, because the gradient of a square root is
-    infinite at 0.
+    1 - a^2 is computed as 2 t / (1 + t) with t = tanh(-log a), which has all its digits where a is nearly 1. It is kept
+    above 1e-30, because at 0 the gradient of the root is infinite.
 
     State: recent, the last K - 1 values of x before the convolution, (B, K - 1, H); h, (B, H).
     Parameters: 3 H^2 + 2 H^2 / blocks + H (K + 4), for an input of width H.
     Initialisation: matrices N(0, 1/inputs), the convolution uniform within +-sqrt(3/K), which keep the variance;
-    biases zero; Lambda such that an open gate's a is uniform between 0.9 and 0.999.
+    biases zero; Lambda such that an open gate's a is uniform between ``least_decay`` and 0.999. With the paper's 0.9
+    every unit starts as a mean of its last ten inputs or more, and takes hundreds of updates to learn to see the last.
     Paper: De et al. 2024, https://arxiv.org/abs/2402.19427.
     """
 
@@ -98,9 +100,16 @@ class RGLRU(Cell):
             "recurrence_gate_bias": Parameter((H,), Initial("zeros")),
             "input_gate_weight": gate,
             "input_gate_bias": Parameter((H,), Initial("zeros")),
-            "Lambda": Parameter((H,), Initial("own", draw_own=_draw_lambda)),
+            "Lambda": Parameter((H,), Initial("own", draw_own=self._draw_lambda)),
             "out_proj": Parameter((H, H), normal(H)),
         }
+
+    def _draw_lambda(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+        import torch
+
+        low, high = self.config.least_decay, _MOST_DECAY
+        log_a = (low + (high - low) * torch.rand(shape, generator=generator, dtype=dtype)).log() / _SHARPNESS
+        return log_a - (-log_a.expm1()).log()  # the inverse of sigmoid
 
     def state(self) -> Mapping[str, StatePart]:
         return {
@@ -120,7 +129,6 @@ class RGLRU(Cell):
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
         import torch
-        from torch.nn import functional
 
         from elman.scan import causal_convolution, linear_recurrence
 
@@ -129,7 +137,7 @@ class RGLRU(Cell):
         recurrence_gate, input_gate = self._gates(p, x, partial(torch.einsum, "noi,...ni->...no"))
         decay, scale = _decay(recurrence_gate, p["Lambda"])
         h_BTH, h = linear_recurrence(decay, scale * (input_gate * x), state["h"])
-        return linear(h_BTH * functional.gelu(z, approximate="tanh"), p["out_proj"]), {"recent": recent, "h": h}
+        return linear(h_BTH * gelu(z), p["out_proj"]), {"recent": recent, "h": h}
 
     def _gates(
         self, p: Mapping[str, Tensor], x: Tensor, product: Callable[[Tensor, Tensor], Tensor]
@@ -147,11 +155,3 @@ def _decay(recurrence_gate: Tensor, Lambda: Tensor) -> tuple[Tensor, Tensor]:
     rate = recurrence_gate * (-_SHARPNESS * log_sigmoid(Lambda))
     t = rate.tanh()
     return (-rate).exp(), sqrt(maximum(2 * t / (1 + t), _SMALLEST_SQUARE))
-
-
-def _draw_lambda(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    import torch
-
-    low, high = _DECAYS
-    log_a = (low + (high - low) * torch.rand(shape, generator=generator, dtype=dtype)).log() / _SHARPNESS
-    return log_a - (-log_a.expm1()).log()  # the inverse of sigmoid

@@ -43,7 +43,8 @@ class SLSTM(Cell):
     State: h, c, n and m, each (B, H).
     Parameters: 4 H (I + H / N + 1) + H.
     Initialisation: W_ih uniform within +-1/sqrt(H), each block of R orthogonal, b zero but for the forget gate's,
-    which falls in each head evenly from 5 to -7, the power law of the paper's code in the middle of a stack.
+    which falls in each head evenly from 5 to -7, the power law of the paper's code in the middle of a stack; scale
+    1/sqrt(H), which starts a residual branch no larger than an embedding.
     Paper: Beck et al. 2024, https://arxiv.org/abs/2405.04517.
     """
 
@@ -57,7 +58,7 @@ class SLSTM(Cell):
             "weight_ih": Parameter((4 * H, self.input_size), Initial("uniform", 1 / math.sqrt(H), parts=4)),
             "weight_hh": Parameter((4 * N, H // N, H // N), Initial("own", draw_own=_orthogonal_blocks)),
             "bias": Parameter((4 * H,), Initial("own", draw_own=self._draw_bias)),
-            "norm_weight": Parameter((H,), Initial("ones")),
+            "norm_weight": Parameter((H,), Initial("ones", constants={0: 1 / math.sqrt(H)})),
         }
 
     def _draw_bias(self, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from elman.cells.base import Cell, CellState, Initial, Parameter, StatePart, Step
+from elman.cells.base import Cell, CellState, FeedForwardConfig, Initial, Parameter, StatePart, Step
 from elman.cells.primitives import heads, linear, merge_heads, split
-from elman.config import CellConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,17 +23,9 @@ _MIN_BLOCK = 128
 """Steps that a scan takes at once at least, so that a small window does not cut its work into crumbs."""
 
 
-class TransformerConfig(CellConfig):
-    """Settings of the Transformer: its attention, and what it wants around it in a stack."""
+class TransformerConfig(FeedForwardConfig):
+    """Settings of the Transformer."""
 
-    embedding_size: PositiveInt = 256
-    """Width E of the token embedding; residual needs it equal to hidden_size."""
-    residual: bool = True
-    """Add each layer's input to its output; needs equal widths."""
-    norm: Literal["none", "layer", "rms"] = "rms"
-    """Normalise what each cell and feed-forward network reads, and the last output: layer or root mean square."""
-    feedforward_size: NonNegativeInt = 688
-    """Width of a gated feed-forward network (SwiGLU) after each cell, commonly 8/3 of hidden_size; 0: none."""
     num_heads: PositiveInt = 4
     """Number N of attention heads, each of width hidden_size / N."""
     attention_window: Annotated[int, Field(ge=2)] = 256

@@ -66,7 +66,7 @@ def _print_text(text: str, *, json: bool) -> None:
     print(_loop_in_words(found, "character"))
 
 
-_COLUMNS = ("", "repeated", *(f"distinct-{n}" for n in (1, 2, 3, 4)))
+_COLUMNS = ("", "repeated", *(f"dist-{n}" for n in (1, 2, 3, 4)))
 
 
 def _row(name: str, found: Repetition) -> list[str]:
@@ -85,14 +85,14 @@ def _print_diagnosis(found: Diagnosis, *, json: bool) -> None:
     if json:
         print_json(found.to_dict())
         return
-    rows = [
-        [*_row("greedy" if not drawn.temperature else f"temperature {drawn.temperature:g}", drawn.repetition),
-         " ".join(f"{entropy:.2f}" for entropy in drawn.entropy)]
-        for drawn in found.drawn
-    ]  # fmt: skip
+    rows = []
+    for drawn in found.drawn:
+        name = f"temperature {drawn.temperature:g}" if drawn.temperature else "greedy"
+        rows.append([*_row(name, drawn.repetition), f"{drawn.entropy[0]:.2f} to {drawn.entropy[-1]:.2f}"])
     print_table(
-        f"texts of {found.corpus.tokens:,} tokens; repeated: in an n-gram of {found.n} that came before in the text",
-        [*_COLUMNS, "entropy by quarter, nats"],
+        f"texts of {found.corpus.tokens:,} tokens. repeated: in an n-gram of {found.n} that came before in the text; "
+        "dist-n: distinct n-grams of all; entropy: of the prediction in nats, first quarter to last",
+        [*_COLUMNS, "entropy"],
         [*rows, [*_row("training text", found.corpus), "-"]],
     )
     print(f"{found.duplicates:.1%} of the training text stands in it more than once")

@@ -223,7 +223,7 @@ def _print_summary(bundle: Bundle, pieces: Iterator[Piece], top: int, *, json: b
             "the most surprising tokens",
             ["where", "nats", "position"],
             [
-                (_visible(clean(p.before[-30:] + "[" + p.score.text + "]" + p.after[:30])), figure(p.score.nats, 2),
+                (_visible(clean(p.before[-24:] + "[" + p.score.text + "]" + p.after[:24])), figure(p.score.nats, 2),
                  f"{p.score.position:,}")
                 for p in places
             ],

@@ -266,16 +266,17 @@ def _value(node: Node, x: list[Array], arrays: Mapping[str, Array]) -> Array:
     if node.op == "parameter":
         return arrays[node.detail].reshape(node.shape)
     if node.op == "number":
-        return np.asarray(node.detail, dtype=np.float32)
+        return node.detail  # a plain number takes the precision of what it meets
     if node.op == "reshape":
-        return x[0].reshape(node.shape)
+        return np.reshape(x[0], node.shape)
     if node.op == "broadcast":
         return np.broadcast_to(x[0], node.shape)
     if node.op == "transpose":
         return x[0].transpose(node.detail)
     if node.op == "slice":
         axis, start, stop = node.detail
-        return x[0][(..., slice(start, stop), *[slice(None)] * (-axis - 1))]
+        where: tuple[Any, ...] = (..., slice(start, stop), *[slice(None)] * (-axis - 1))
+        return x[0][where]
     if node.op == "concat":
         return np.concatenate(x, axis=node.detail)
     if node.op == "row":
@@ -304,9 +305,7 @@ def evaluate(
         if node.op in ("token", "state")
     }
     logits, *parts = values_of(graph, parameters, known, [graph.logits, *graph.state.values()])
-    return logits, {
-        name: part.reshape(state[name].shape) for name, part in zip(graph.state, parts, strict=True)
-    }
+    return logits, {name: part.reshape(state[name].shape) for name, part in zip(graph.state, parts, strict=True)}
 
 
 def size_of(shape: Shape) -> int:

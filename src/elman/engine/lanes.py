@@ -13,12 +13,14 @@ many. In eight bits pairs of columns stand together, for each row of the block t
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import cfunc, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import models, register_model
 
 __all__ = [
     "absolute", "add", "div", "exp", "gather", "keep_first", "load", "load_first", "log", "log_sigmoid", "maximum",
@@ -35,6 +37,12 @@ _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.
 _NUMBERS = ir.VectorType(_F32, NUM_LANES)
 _INTEGERS = ir.VectorType(_I32, NUM_LANES)
 _TURNS_BEFORE_YIELDING = 4000
+_LINE, _AHEAD = 64, 2048
+"""Bytes of a line of the cache, and how far ahead a matrix is asked for: alone, it comes at half the speed."""
+
+
+# Its own types would ask for the argument that Numba gives.
+intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = numba_intrinsic
 
 
 class Lanes(types.Type):
@@ -72,8 +80,9 @@ def _splat(builder: Any, number: Any, count: int = NUM_LANES) -> Any:
     return builder.shuffle_vector(single, nothing, _all(0, ir.VectorType(_I32, count)))
 
 
-def _place(context: Any, builder: Any, kind: Any, array: Any, offset: Any, element: Any) -> Any:
-    """A pointer to a place in an array, or beyond a pointer, as one to another type."""
+def _place(context: Any, builder: Any, kind: Any, where: Sequence[Any], element: Any) -> Any:
+    """A pointer into an array, or beyond a pointer, and an offset, as one to another type."""
+    array, offset = where
     data = array if isinstance(kind, types.CPointer) else context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [offset]), element.as_pointer())
 
@@ -155,7 +164,7 @@ def spread(typing: Any, array: Any, offset: Any) -> Any:
     """A number from memory in all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return _splat(builder, builder.load(_place(context, builder, array, *values, _F32)))
+        return _splat(builder, builder.load(_place(context, builder, array, values, _F32)))
 
     return lanes(array, types.int64), generate
 
@@ -165,7 +174,7 @@ def load(typing: Any, array: Any, offset: Any) -> Any:
     """Sixteen numbers, one after the other."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load(_place(context, builder, array, *values, _NUMBERS), align=4)
+        return builder.load(_place(context, builder, array, values, _NUMBERS), align=4)
 
     return lanes(array, types.int64), generate
 
@@ -175,7 +184,7 @@ def load_first(typing: Any, array: Any, offset: Any, count: Any) -> Any:
     """The first few lanes from memory, the others 0."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place = _place(context, builder, array, *values[:2], _NUMBERS)
+        place = _place(context, builder, array, values[:2], _NUMBERS)
         mask = _first(builder, values[2])
         return _call(builder, "llvm.masked.load.v16f32.p0", _NUMBERS, place, _I32(4), mask, _all(0.0))
 
@@ -190,7 +199,8 @@ def gather(typing: Any, array: Any, offset: Any, stride: Any, count: Any) -> Any
         packed, offset, stride, count = values
         found = cgutils.alloca_once_value(builder, _all(0.0))
         with cgutils.for_range(builder, count) as loop:
-            place = _place(context, builder, array, packed, builder.add(offset, builder.mul(loop.index, stride)), _F32)
+            here = builder.add(offset, builder.mul(loop.index, stride))
+            place = _place(context, builder, array, (packed, here), _F32)
             lane = builder.trunc(loop.index, _I32)
             builder.store(builder.insert_element(builder.load(found), builder.load(place), lane), found)
         return builder.load(found)
@@ -203,7 +213,7 @@ def store(typing: Any, array: Any, offset: Any, x: Any) -> Any:
     """Write sixteen numbers, one after the other."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        builder.store(values[2], _place(context, builder, array, *values[:2], _NUMBERS), align=4)
+        builder.store(values[2], _place(context, builder, array, values[:2], _NUMBERS), align=4)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, lanes), generate
@@ -214,7 +224,7 @@ def store_first(typing: Any, array: Any, offset: Any, x: Any, count: Any) -> Any
     """Write the first few lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place = _place(context, builder, array, *values[:2], _NUMBERS)
+        place = _place(context, builder, array, values[:2], _NUMBERS)
         mask = _first(builder, values[3])
         _call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), values[2], place, _I32(4), mask)
         return context.get_dummy_value()
@@ -334,7 +344,7 @@ def _panel(num_vectors: int, num_rows: int, of_bytes: bool) -> Any:
             given = dict(zip(names, values, strict=True))
 
             def place(array: str, offset: Any, element: Any) -> Any:
-                return _place(context, builder, signature.args[names.index(array)], given[array], offset, element)
+                return _place(context, builder, signature.args[names.index(array)], (given[array], offset), element)
 
             def in_lanes(where: str, part: int) -> Any:
                 offset = builder.add(given[where], _I64(NUM_LANES * part))
@@ -350,6 +360,12 @@ def _panel(num_vectors: int, num_rows: int, of_bytes: bool) -> Any:
             start = place("matrix", given["at"], _I8 if of_bytes else _F32)
             with cgutils.for_range(builder, given["columns"]) as loop:
                 column = [read_column(builder, start, loop.index, given["width"], part) for part in parts]
+                if num_rows == 1:  # with more, the processor's own foresight is enough
+                    width = builder.mul(given["width"], _I64(2 if of_bytes else 4))
+                    for line in range(0, num_vectors * NUM_LANES * (2 if of_bytes else 4), _LINE):
+                        ahead = builder.add(builder.mul(loop.index, width), _I64(line + _AHEAD))
+                        place_ahead = builder.gep(builder.bitcast(start, _I8.as_pointer()), [ahead])
+                        _call(builder, "llvm.prefetch.p0", ir.VoidType(), place_ahead, _I32(0), _I32(3), _I32(1))
                 for row in rows:
                     element = _splat(builder, builder.load(builder.gep(vectors[row], [loop.index]), align=4))
                     for part in parts:
@@ -413,9 +429,9 @@ def _panels(num_vectors: int, of_bytes: bool) -> Any:
     six, four, two, one = (_panel(num_vectors, num_rows, of_bytes) for num_rows in (6, 4, 2, 1))
 
     @njit
-    def panels(
+    def panels(  # type: ignore[no-untyped-def]
         matrix, at, width, columns, numbers, biases, scales, x, x_at, x_stride, x_scales, y, y_at, y_stride, count, rows
-    ):  # type: ignore[no-untyped-def]
+    ):
         row = 0
         while row < rows:
             from_x, to_y, left = x_at + row * x_stride, y_at + row * y_stride, rows - row
@@ -447,10 +463,10 @@ def _blocks(of_bytes: bool) -> Any:
     is_wide = binding.get_host_cpu_features().get("avx512f", False)
 
     @njit
-    def blocks(
+    def blocks(  # type: ignore[no-untyped-def]
         matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales, y, y_at, y_stride, rows,
         start, end,
-    ):  # type: ignore[no-untyped-def] # fmt: skip
+    ):  # fmt: skip
         for block in range(start, end):
             first = block * BLOCK
             left = outputs - first
@@ -471,18 +487,18 @@ def _blocks(of_bytes: bool) -> Any:
 _blocks_of_numbers, _blocks_of_bytes = _blocks(of_bytes=False), _blocks(of_bytes=True)
 
 
-def _product(
+def _product(  # type: ignore[no-untyped-def]
     matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales, y, y_at, y_stride, rows,
     start, end,
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     _blocks_of_numbers(matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales,
                        y, y_at, y_stride, rows, start, end)  # fmt: skip
 
 
-def _product_of_bytes(
+def _product_of_bytes(  # type: ignore[no-untyped-def]
     matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales, y, y_at, y_stride, rows,
     start, end,
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     _blocks_of_bytes(matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales,
                      y, y_at, y_stride, rows, start, end)  # fmt: skip
 
@@ -494,7 +510,7 @@ def _store_rounded(typing: Any, array: Any, offset: Any, x: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         shifted = builder.bitcast(builder.fadd(values[2], _all(_SHIFT)), _INTEGERS)
         kind = ir.VectorType(_I16, NUM_LANES)
-        builder.store(builder.trunc(shifted, kind), _place(context, builder, array, *values[:2], kind), align=2)
+        builder.store(builder.trunc(shifted, kind), _place(context, builder, array, values[:2], kind), align=2)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, lanes), generate
@@ -515,9 +531,52 @@ def _quantise(x, x_at, x_stride, size, limit, codes, stride, scales, rows):  # t
         _store_rounded(codes, row * stride + whole, mul(load_first(x, start + whole, size - whole), factor))
 
 
-# These three are compiled by themselves, once on a machine, and called by name: a generated step has them not inside.
+# Threads that work on one step meet here.
 
-_i, _numbers, _bytes, _shorts = types.int64, *(types.CPointer(t) for t in (types.float32, types.int8, types.int16))
+
+@intrinsic
+def _add_atomically(typing: Any, array: Any, offset: Any, number: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.atomic_rmw("add", _place(context, builder, array, values[:2], _I64), values[2], "seq_cst")
+
+    return types.int64(array, types.int64, types.int64), generate
+
+
+@intrinsic
+def _read_atomically(typing: Any, array: Any, offset: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.load_atomic(_place(context, builder, array, values, _I64), "seq_cst", 8)
+
+    return types.int64(array, types.int64), generate
+
+
+@intrinsic
+def _let_others_run(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if sys.platform != "win32":
+            _call(builder, "sched_yield", _I32)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _meet(arrivals, number, threads):  # type: ignore[no-untyped-def]
+    if threads == 1:
+        return
+    seen = _add_atomically(arrivals, 0, 1) + 1
+    turns = 0
+    while seen < number * threads:
+        turns += 1
+        if turns > _TURNS_BEFORE_YIELDING:
+            _let_others_run()
+        seen = _read_atomically(arrivals, 0)
+
+
+# These are compiled by themselves, once on a machine, and called by name: a generated step has them not inside.
+
+_i, _numbers, _bytes, _shorts, _words = (
+    types.int64, *(types.CPointer(kind) for kind in (types.float32, types.int8, types.int16, types.int64))
+)  # fmt: skip
 _KERNELS: dict[str, Any] = {}
 
 
@@ -536,7 +595,8 @@ def _kernel(name: str, function: Any, *arguments: Any) -> Any:
             _call(builder, f"elman_{name}", ir.VoidType(), *passed)
             return context.get_dummy_value()
 
-        kinds = [kind if isinstance(kind, types.Array) else wanted for kind, wanted in zip(given, arguments, strict=True)]
+        pairs = zip(given, arguments, strict=True)
+        kinds = [kind if isinstance(kind, types.Array) else wanted for kind, wanted in pairs]
         return types.void(*kinds), generate
 
     return typed
@@ -553,6 +613,7 @@ _call_product_of_bytes = _kernel(
 _call_quantise = _kernel(
     "quantise", _quantise, _numbers, _i, _i, _i, types.float32, _shorts, _i, _numbers, _i
 )  # fmt: skip
+_call_meet = _kernel("meet", _meet, _words, _i, _i)
 
 
 @intrinsic
@@ -575,42 +636,7 @@ def quantise(typing: Any, x: Any, at: Any, to: Any, size: Any, limit: Any, c: An
     return _call_quantise(x, at, to, size, limit, c, c_to, s, r)
 
 
-# Threads that work on one step meet here.
-
-
 @intrinsic
-def _add_atomically(typing: Any, array: Any, offset: Any, number: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.atomic_rmw("add", _place(context, builder, array, *values[:2], _I64), values[2], "seq_cst")
-
-    return types.int64(array, types.int64, types.int64), generate
-
-
-@intrinsic
-def _read_atomically(typing: Any, array: Any, offset: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load_atomic(_place(context, builder, array, *values, _I64), "seq_cst", 8)
-
-    return types.int64(array, types.int64), generate
-
-
-@intrinsic
-def _let_others_run(typing: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        if sys.platform != "win32":
-            _call(builder, "sched_yield", _I32)
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-@njit
-def meet(arrivals, goal):  # type: ignore[no-untyped-def]
-    """Wait until as many arrivals were counted, this one among them."""
-    seen = _add_atomically(arrivals, 0, 1) + 1
-    turns = 0
-    while seen < goal:
-        turns += 1
-        if turns > _TURNS_BEFORE_YIELDING:
-            _let_others_run()
-        seen = _read_atomically(arrivals, 0)
+def meet(typing: Any, arrivals: Any, number: Any, threads: Any) -> Any:
+    """Wait until every thread has arrived at the meeting of this number, counted from 1."""
+    return _call_meet(arrivals, number, threads)

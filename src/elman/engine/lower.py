@@ -2,7 +2,7 @@
 
 The nodes are put into units that are done one after the other: a product with a matrix, a sum, a look-up, a copy, or a
 loop over elements, into which all operations of one shape go that can. Weights are arguments: models that differ in
-them alone share the file. Where each lies in memory is fixed here, and :func:`pack` puts them there.
+them alone share the file. Where each lies in memory is fixed here; :mod:`elman.engine.packing` puts it there.
 
 Everything that a step computes lies in rows of float32 numbers, one row for each text: ``work`` for what one thread
 needs, ``shared`` for what the products give, of which each thread computes a part.
@@ -10,28 +10,40 @@ needs, ``shared`` for what the products give, of which each thread computes a pa
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
-from elman.engine.graph import ELEMENTWISE, VIEWS, Array, Graph, Node, Shape, size_of, values_of
+from elman.engine.graph import ELEMENTWISE, VIEWS, Graph, Node, Shape, size_of
+from elman.engine.packing import BLOCK, LANES, MAX_CODE, Form, Packed, packed_size, round_up
 from elman.engine.trace import CannotLower
 
 Precision: TypeAlias = Literal["float32", "int8"]
 
-LANES, BLOCK = 16, 64
-"""As in elman.engine.lanes, which brings Numba in."""
-_MAX_CODE = 127
-_LIMIT = 32767
+_MAX_INPUT = 32767
+"""Of the 16 bits that inputs have where matrices have eight; less where a sum of so many could overflow 32 bits."""
 
-ARGUMENTS = (
-    "numbers", "codes", "tokens", "ints", "state", "new_ints", "new_state", "logits", "work", "shared", "inputs",
-    "input_scales", "arrivals", "rows", "thread", "threads",
-)  # fmt: skip
-"""What a generated step takes, in this order."""
+ARGUMENTS = {
+    "numbers": "float32[::1]",
+    "codes": "int8[::1]",
+    "tokens": "int64[::1]",
+    "ints": "int64[:, ::1]",
+    "state": "float32[:, ::1]",
+    "new_ints": "int64[:, ::1]",
+    "new_state": "float32[:, ::1]",
+    "logits": "float32[:, ::1]",
+    "work": "float32[::1]",
+    "shared": "float32[::1]",
+    "inputs": "int16[::1]",
+    "input_scales": "float32[::1]",
+    "arrivals": "int64[::1]",
+    "rows": "int64",
+    "thread": "int64",
+    "threads": "int64",
+}
+"""What a generated step takes, in this order, and of which types: arrays without gaps."""
 
 
 class Place(NamedTuple):
@@ -55,16 +67,6 @@ class Part(NamedTuple):
     def span(self) -> slice:
         """Its place in a row."""
         return slice(self.offset, self.offset + size_of(self.shape))
-
-
-class Packed(NamedTuple):
-    """What is kept of a node that depends on parameters alone, and where."""
-
-    node: int
-    form: Literal["plain", "padded", "matrix", "bytes"]
-    """As it is; filled up to whole blocks; as the columns of blocks; the same in eight bits."""
-    at: int
-    scales: int = 0
 
 
 @dataclass
@@ -107,8 +109,6 @@ def lower(graph: Graph, shapes: Mapping[str, Shape], precision: Precision = "flo
     for name in graph.state:
         parts[name] = Part(shapes[name], sizes[integers[name]], integers[name])
         sizes[integers[name]] += size_of(shapes[name])
-    if graph.logits in graph.fixed:
-        raise CannotLower("its logits do not depend on the token by operations of PyTorch alone")
     program = Program(graph, precision, parts, state_size=sizes[False], ints_size=sizes[True])
     _Writer(program).write()
     return program
@@ -116,10 +116,6 @@ def lower(graph: Graph, shapes: Mapping[str, Shape], precision: Precision = "flo
 
 def _dense(shape: Shape) -> tuple[int, ...]:
     return tuple(size_of(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def _round_up(size: int, to: int = LANES) -> int:
-    return -(-size // to) * to
 
 
 class _Unit(NamedTuple):
@@ -139,6 +135,8 @@ class _Writer:
         self.nodes = self.graph.nodes
         self.places: dict[int, Place] = {}
         self.lines: list[str] = []
+        self._loops: dict[tuple[str, str], str] = {}
+        """The types of each loop's arguments and its text from there on, and its name."""
         self._packed: dict[tuple[int, str], Packed] = {}
         self._checked: dict[tuple[str, int], None] = {}
         self._zeros = 0
@@ -253,32 +251,32 @@ class _Writer:
             place = Place("logits", program.logits_size, 0, strides)
         elif node.op == "matvec":
             place = Place("shared", -1, program.shared_size, strides)
-            program.shared_size += _round_up(size_of(node.shape))
+            program.shared_size += round_up(size_of(node.shape))
         elif names := [name for name, after in self.graph.state.items() if after == index]:
             place = Place("new_state", program.state_size, program.parts[names[0]].offset, strides)
         else:
             place = Place("work", -1, program.work_size, strides)
-            program.work_size += _round_up(size_of(node.shape))
+            program.work_size += round_up(size_of(node.shape))
         self.places[index] = place
         return place
 
-    def _keep(self, index: int, form: Literal["plain", "padded", "matrix", "bytes"]) -> Packed:
+    def _keep(self, index: int, form: Form) -> Packed:
         """Room for a fixed node among the weights."""
         if (index, form) not in self._packed:
             shape, program = self.nodes[index].shape, self.program
             at, scales = program.num_numbers, 0
             if form == "plain":
-                program.num_numbers += _round_up(size_of(shape))
+                program.num_numbers += round_up(size_of(shape))
             elif form == "padded":
-                program.num_numbers += _round_up(shape[-1], BLOCK)
+                program.num_numbers += round_up(shape[-1], BLOCK)
             elif form == "matrix":
-                program.num_numbers += _packed_size(shape)
-                program.weight_bytes += 4 * _packed_size(shape)
+                program.num_numbers += packed_size(shape)
+                program.weight_bytes += 4 * packed_size(shape)
             else:
                 scales, at = at, program.num_codes
-                program.num_numbers += size_of(shape[:-2]) * _round_up(shape[-2], BLOCK)
-                program.num_codes += _packed_size(shape, in_pairs=True)
-                program.weight_bytes += _packed_size(shape, in_pairs=True)
+                program.num_numbers += size_of(shape[:-2]) * round_up(shape[-2], BLOCK)
+                program.num_codes += packed_size(shape, in_pairs=True)
+                program.weight_bytes += packed_size(shape, in_pairs=True)
             self._packed[index, form] = Packed(index, form, at, scales)
         return self._packed[index, form]
 
@@ -310,12 +308,19 @@ class _Writer:
         program.packed = list(self._packed.values())
         zeros = program.num_numbers
         program.num_numbers += self._zeros
-        lengths = {"WORK": program.work_size, "SHARED": program.shared_size, "INPUTS": program.inputs_size, "ZEROS": zeros}
-        program.source = _source(program, self._checks(), self.lines, lengths)
+        sizes = {"WORK": program.work_size, "SHARED": program.shared_size, "INPUTS": program.inputs_size}
+        lengths = {**sizes, "ZEROS": zeros}
+        # With types given, Numba compiles each once and not for every number that it is called with.
+        options = "no_cpython_wrapper=True, no_cfunc_wrapper=True"  # only the step itself is called from outside
+        loops = [f'@njit("{kinds}", {options})\ndef {name}{text}\n\n\n' for (kinds, text), name in self._loops.items()]
+        program.source = _source(program, lengths, loops, [*self._checks(), *self.lines])
 
     def _checks(self) -> list[str]:
         """Every integer is checked before anything is looked up with it."""
-        return [f"        if {name} < 0 or {name} >= {size}:\n            return 1" for name, size in self._checked]
+        lines = ["    for row in range(rows):"] if self._checked else []
+        for name, size in self._checked:
+            lines += [f"        if {name} < 0 or {name} >= {size}:", "            return 1"]
+        return lines
 
     def _write(self, unit: _Unit) -> None:
         inputs = [i for index in unit.nodes for i in self._leaves(index)]
@@ -336,7 +341,8 @@ class _Writer:
         elif unit.kind == "reshape":
             source = self.nodes[index].inputs[0]
             target = self._allocate(index)
-            self._loop(self.nodes[source].shape, [], [(source, target._replace(strides=_dense(self.nodes[source].shape)))])
+            shape = self.nodes[source].shape
+            self._loop(shape, [], [(source, target._replace(strides=_dense(shape)))])
         else:
             raise CannotLower(f"the operation {unit.kind!r} has no compiled form where it stands")
 
@@ -356,13 +362,7 @@ class _Writer:
         if self._waiting and any(self.nodes[self._base(i)].op == "matvec" for i in inputs):
             self._meetings += 1
             self._waiting = False
-            self.lines += ["    if threads > 1:", f"        meet(arrivals, {self._meetings} * threads)"]
-
-    def _row_term(self, place: Place) -> str:
-        if not place.row:
-            return str(place.offset)
-        length = {"work": "WORK", "shared": "SHARED"}.get(place.array, str(place.row))
-        return f"row * {length} + {place.offset}"
+            self.lines.append(f"    meet(arrivals, {self._meetings}, threads)")
 
     def _loop(
         self,
@@ -373,56 +373,59 @@ class _Writer:
     ) -> None:
         """A loop over elements: compute nodes, store some; or add all of the last axis up."""
         inside = set(nodes)
-        if total is not None:
-            arguments = self.nodes[total[0]].inputs
-        leaves = [i for index in nodes for i in self.nodes[index].inputs if i not in inside]
-        leaves += [i for i, _ in stores if i not in inside]
-        if total is not None and arguments[0] not in inside:
-            leaves.append(arguments[0])
-        leaves = [i for i in dict.fromkeys(leaves) if self.nodes[i].op != "number"]
-        places = {f"x{i}": _spread(self._place(i), self.nodes[i].shape, shape) for i in leaves}
-        places |= {f"y{i}_{k}": _spread(place, shape, shape) for k, (i, place) in enumerate(stores)}
-        shape = shape or (1,)
-        if total is not None:
-            places["total"] = total[1]._replace(strides=(*total[1].strides, 0))
-        places = {name: p._replace(strides=p.strides or (0,)) for name, p in places.items()}
-        shape, places = _merged(shape, places, keep_last=total is not None)
-        out = self.lines
-        out.append("    for row in range(rows):")
+        read = [i for index in nodes for i in self.nodes[index].inputs] + [i for i, _ in stores]
+        summed = -1 if total is None else self.nodes[total[0]].inputs[0]
+        read += [] if total is None else [summed]
+        leaves = [i for i in dict.fromkeys(read) if i not in inside and self.nodes[i].op != "number"]
+        # First where everything lies: what is read, what is written, and the sum.
+        places = [_spread(self._place(i), self.nodes[i].shape, shape) for i in leaves]
+        places += [_spread(place, shape, shape) for _, place in stores]
+        places += [] if total is None else [total[1]._replace(strides=(*total[1].strides, 0))]
+        places = [p._replace(strides=p.strides or (0,)) for p in places]
+        shape, places = _merged(shape or (1,), places, keep_last=total is not None)
+        targets = places[len(leaves) :]
+        if any(place.strides[-1] != 1 and shape[-1] != 1 for place in targets[: len(stores)]):
+            raise CannotLower("a value is stored with gaps between its elements")
+        # Then the text, in names that are the same wherever the same is done: such a loop is written once.
+        names = {i: f"x{k}" for k, i in enumerate(leaves)} | {i: f"v{k}" for k, i in enumerate(nodes)}
+
+        def name(index: int) -> str:
+            node = self.nodes[index]
+            if node.op == "number" and not math.isfinite(node.detail):
+                raise CannotLower(f"its step holds the number {node.detail}")
+            return f"splat({node.detail!r})" if node.op == "number" else names[index]
+
+        out = ["    for row in range(rows):"]
         for axis, size in enumerate(shape[:-1]):
             out.append(f"{'    ' * (axis + 2)}for i{axis} in range({size}):")
         pad = "    " * (len(shape) + 1)
-        for name, place in places.items():
+        for k, place in enumerate(places):
             steps = [f" + i{axis} * {stride}" for axis, stride in enumerate(place.strides[:-1]) if stride]
-            out.append(f"{pad}at_{name} = {self._row_term(place)}{''.join(steps)}")
-        for i in leaves:
-            if places[f"x{i}"].strides[-1] == 0:
-                out.append(f"{pad}v{i} = spread({places[f'x{i}'].array}, at_x{i})")
+            row = f"row * {_length(place)} + " if place.row else ""
+            out.append(f"{pad}at{k} = {row}o{k}{''.join(steps)}")
+        for k, place in enumerate(places[: len(leaves)]):
+            if place.strides[-1] == 0:
+                out.append(f"{pad}x{k} = spread({place.array}, at{k})")
         if total is not None:
             out.append(f"{pad}so_far = splat(0.0)")
         whole = shape[-1] // LANES * LANES
 
         def body(pad: str, count: int) -> None:
             first, more = ("_first", f", {count}") if count < LANES else ("", "")
-            for i in leaves:
-                place = places[f"x{i}"]
-                if place.strides[-1] == 1:
-                    out.append(f"{pad}v{i} = load{first}({place.array}, at_x{i} + i{more})")
-                elif place.strides[-1]:
-                    step = place.strides[-1]
-                    out.append(f"{pad}v{i} = gather({place.array}, at_x{i} + i * {step}, {step}, {count})")
+            for k, place in enumerate(places[: len(leaves)]):
+                step = place.strides[-1]
+                if step == 1:
+                    out.append(f"{pad}x{k} = load{first}({place.array}, at{k} + i{more})")
+                elif step:
+                    out.append(f"{pad}x{k} = gather({place.array}, at{k} + i * {step}, {step}, {count})")
             for index in nodes:
                 node = self.nodes[index]
-                out.append(f"{pad}v{index} = {_NAMES.get(node.op, node.op)}({', '.join(map(self._name, node.inputs))})")
-            for k, (i, place) in enumerate(stores):
-                place = places[f"y{i}_{k}"]
-                if place.strides[-1] == 1 or shape[-1] == 1:
-                    out.append(f"{pad}store{first}({place.array}, at_y{i}_{k} + i, {self._name(i)}{more})")
-                else:
-                    raise CannotLower("a value is stored with gaps between its elements")
+                out.append(f"{pad}{names[index]} = {_NAMES.get(node.op, node.op)}({', '.join(map(name, node.inputs))})")
+            for k, (i, place) in enumerate(stores, len(leaves)):
+                out.append(f"{pad}store{first}({place.array}, at{k} + i, {name(i)}{more})")
             if total is not None:
-                value = self._name(arguments[0])
-                out.append(f"{pad}so_far = add(so_far, {f'keep_first({value}{more})' if more else value})")
+                value = f"keep_first({name(summed)}{more})" if more else name(summed)
+                out.append(f"{pad}so_far = add(so_far, {value})")
 
         if whole:
             out.append(f"{pad}for i in range(0, {whole}, {LANES}):")
@@ -431,11 +434,17 @@ class _Writer:
             out.append(f"{pad}i = {whole}")
             body(pad, shape[-1] - whole)
         if total is not None:
-            out.append(f"{pad}store_first({total[1].array}, at_total, splat(total(so_far)), 1)")
+            out.append(f"{pad}store_first({targets[-1].array}, at{len(places) - 1}, splat(total(so_far)), 1)")
+        self._call([place.array for place in places], out, [place.offset for place in places])
 
-    def _name(self, index: int) -> str:
-        node = self.nodes[index]
-        return f"splat({node.detail!r})" if node.op == "number" else f"v{index}"
+    def _call(self, names: Sequence[str], body: Sequence[str], offsets: Sequence[int]) -> None:
+        """Call a function of some arrays and the offsets o0, o1, ...; one with the same body is written once."""
+        arrays = list(dict.fromkeys(names))
+        parameters = [*arrays, "rows", *(f"o{k}" for k in range(len(offsets)))]
+        kinds = [*(ARGUMENTS[array] for array in arrays), *["int64"] * (1 + len(offsets))]
+        text = "\n".join([f"({', '.join(parameters)}):", *body])
+        name = self._loops.setdefault((f"void({', '.join(kinds)})", text), f"loop_{len(self._loops)}")
+        self.lines.append(f"    {name}({', '.join([*arrays, 'rows', *map(str, offsets)])})")
 
     def _concat(self, index: int) -> None:
         node, target = self.nodes[index], self._allocate(index)
@@ -451,16 +460,18 @@ class _Writer:
         at = self._keep(table, "plain").at
         for position, name in enumerate(self._elements(which)):
             self._checked[name, self.nodes[table].shape[0]] = None
-            self.lines += [
+            out = [
                 "    for row in range(rows):",
-                f"        at_x = {at} + {name} * {width}",
-                f"        at_y = {self._row_term(target._replace(offset=target.offset + position * width))}",
+                f"        at0 = o0 + {name} * {width}",
+                f"        at1 = row * {_length(target)} + o1",
                 f"        for i in range(0, {width // LANES * LANES}, {LANES}):",
-                f"            store({target.array}, at_y + i, load(numbers, at_x + i))",
+                f"            store({target.array}, at1 + i, load(numbers, at0 + i))",
             ]
             if left := width % LANES:
-                where = f"at_y + {width - left}, load_first(numbers, at_x + {width - left}, {left})"
-                self.lines.append(f"        store_first({target.array}, {where}, {left})")
+                where = f"at1 + {width - left}, load_first(numbers, at0 + {width - left}, {left})"
+                out.append(f"        store_first({target.array}, {where}, {left})")
+            arrays = ["numbers", name.partition("[")[0], target.array]
+            self._call(arrays, out, [at, target.offset + position * width])
 
     def _elements(self, index: int) -> list[str]:
         """The integers that a node holds, each as it is read."""
@@ -469,7 +480,7 @@ class _Writer:
             return ["tokens[row]"]
         if node.op == "state":
             part = self.program.parts[node.detail]
-            return [f"ints[row * {self.program.ints_size} + {part.offset + i}]" for i in range(size_of(node.shape))]
+            return [f"ints[row, {part.offset + i}]" for i in range(size_of(node.shape))]
         if node.op == "concat" and len(node.shape) == 1:
             return [name for i in node.inputs for name in self._elements(i)]
         if node.op == "slice" and len(node.shape) == 1:
@@ -481,7 +492,7 @@ class _Writer:
     def _write_integers(self, index: int, part: Part) -> None:
         self.lines.append("    for row in range(rows):")
         for position, name in enumerate(self._elements(index)):
-            self.lines.append(f"        new_ints[row * {self.program.ints_size} + {part.offset + position}] = {name}")
+            self.lines.append(f"        new_ints[row, {part.offset + position}] = {name}")
 
     def _matvec(self, index: int) -> None:
         node = self.nodes[index]
@@ -494,7 +505,7 @@ class _Writer:
             raise CannotLower("a matrix is multiplied by a vector with gaps between its elements")
         in_bytes = self.program.precision == "int8"
         packed = self._keep(matrix, "bytes" if in_bytes else "matrix")
-        per_matrix = _packed_size(of_matrix[-2:], in_bytes)
+        per_matrix = packed_size(of_matrix[-2:], in_bytes)
         bias = self._bias(node, outputs)
         steps_x = _spread(source._replace(strides=source.strides[:-1]), of_x[:-1], lead).strides
         steps_w = _spread(Place("", 0, 0, _dense(of_matrix[:-2])), of_matrix[:-2], lead).strides
@@ -504,23 +515,22 @@ class _Writer:
             pad += "    "
             terms["x"] += f" + i{axis} * {steps_x[axis]}"
             terms["w"] += f" + i{axis} * {steps_w[axis] * per_matrix}"
-            terms["s"] += f" + i{axis} * {steps_w[axis] * _round_up(outputs, BLOCK)}"
+            terms["s"] += f" + i{axis} * {steps_w[axis] * round_up(outputs, BLOCK)}"
             terms["y"] += f" + i{axis} * {target.strides[axis]}"
-        row_of = {"work": "WORK", "shared": "SHARED"}
-        at_x, stride_x = f"{source.offset}{terms['x']}", row_of.get(source.array, str(source.row))
-        where_y = f"{target.array}, {target.offset}{terms['y']}, {row_of.get(target.array, str(target.row))}"
+        at_x, stride_x = f"{source.offset}{terms['x']}", _length(source)
+        where_y = f"{target.array}, {target.offset}{terms['y']}, {_length(target)}"
         blocks = -(-outputs // BLOCK)
         share = f"{blocks} * thread // threads, {blocks} * (thread + 1) // threads"
         if in_bytes:
-            self.program.inputs_size = max(self.program.inputs_size, _round_up(columns) + LANES)
+            self.program.inputs_size = max(self.program.inputs_size, round_up(columns) + LANES)
             what = f"{source.array}, {at_x}, {stride_x}, {columns}"
             if lead or what != self._quantised:
-                limit = min(_LIMIT, (2**31 - 1) // (_MAX_CODE * columns))
+                limit = min(_MAX_INPUT, (2**31 - 1) // (MAX_CODE * columns))
                 self.lines.append(f"{pad}quantise({what}, {float(limit)}, inputs, INPUTS, input_scales, rows)")
             self._quantised = "" if lead else what
             self.lines.append(
-                f"{pad}product_of_bytes(codes, {packed.at}{terms['w']}, {outputs}, {-(-columns // 2)}, numbers, {bias}, "
-                f"{packed.scales}{terms['s']}, inputs, 0, INPUTS, input_scales, {where_y}, rows, {share})"
+                f"{pad}product_of_bytes(codes, {packed.at}{terms['w']}, {outputs}, {-(-columns // 2)}, numbers, "
+                f"{bias}, {packed.scales}{terms['s']}, inputs, 0, INPUTS, input_scales, {where_y}, rows, {share})"
             )
         else:
             self.lines.append(
@@ -532,22 +542,22 @@ class _Writer:
     def _bias(self, node: Node, outputs: int) -> str:
         if len(node.inputs) > 2:
             return str(self._keep(node.inputs[2], "padded").at)
-        self._zeros = max(self._zeros, _round_up(outputs, BLOCK))
+        self._zeros = max(self._zeros, round_up(outputs, BLOCK))
         return "ZEROS"
 
 
 _NAMES = {"abs": "absolute"}
+_LENGTHS = {"work": "WORK", "shared": "SHARED"}
+"""Lengths of rows that are known when all is written."""
+
+
+def _length(place: Place) -> str:
+    return _LENGTHS.get(place.array, str(place.row))
 
 
 def _odd(size: int) -> int:
     """A length of rows that is an odd multiple of sixteen."""
     return max(size, LANES) + (LANES if size and size // LANES % 2 == 0 else 0)
-
-
-def _packed_size(shape: Shape, in_pairs: bool = False) -> int:
-    """The numbers that packed matrices take: (..., O, I)."""
-    columns = _round_up(shape[-1], 2) if in_pairs else shape[-1]
-    return size_of(shape[:-2]) * _round_up(shape[-2]) * columns
 
 
 def _strides_of_view(node: Node, of: Shape, strides: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -594,85 +604,29 @@ def _spread(place: Place, shape: Shape, onto: Shape) -> Place:
     return place._replace(strides=(*[0] * (len(onto) - len(shape)), *strides))
 
 
-def _merged(shape: Shape, places: dict[str, Place], keep_last: bool) -> tuple[Shape, dict[str, Place]]:
+def _merged(shape: Shape, places: list[Place], keep_last: bool) -> tuple[Shape, list[Place]]:
     """Neighbouring axes made one where everything lies in memory as along one."""
     axis = len(shape) - (3 if keep_last else 2)
     while axis >= 0:
         outer, inner = shape[axis : axis + 2]
-        if 1 in (outer, inner) or all(p.strides[axis] == inner * p.strides[axis + 1] for p in places.values()):
+        if 1 in (outer, inner) or all(p.strides[axis] == inner * p.strides[axis + 1] for p in places):
             shape = (*shape[:axis], outer * inner, *shape[axis + 2 :])
             kept = axis if inner == 1 else axis + 1
-            places = {
-                name: p._replace(strides=(*p.strides[:axis], p.strides[kept], *p.strides[axis + 2 :]))
-                for name, p in places.items()
-            }
+            places = [p._replace(strides=(*p.strides[:axis], p.strides[kept], *p.strides[axis + 2 :])) for p in places]
         axis -= 1
     return shape, places
 
 
-def _source(program: Program, checks: Sequence[str], lines: Sequence[str], lengths: Mapping[str, int]) -> str:
+def _source(program: Program, lengths: Mapping[str, int], loops: Sequence[str], lines: Sequence[str]) -> str:
     """The whole file."""
     graph = "\n".join(f"# {line}" for line in str(program.graph).splitlines())
     constants = "\n".join(f"{name} = {value}" for name, value in lengths.items())
-    body = ["    for row in range(rows):", *checks] if checks else []
     return (
         f'"""One step of a model, written by Elman from the graph below; matrices in {program.precision}."""\n\n'
         "from numba import njit\n\n"
         "from elman.engine.lanes import *\n\n"
         f"{graph}\n\n{constants}\n\n\n"
-        f"@njit(nogil=True, cache=True)\ndef step({', '.join(ARGUMENTS)}):\n"
-        + "\n".join([*body, *lines])
-        + "\n    return 0\n"
+        f"{''.join(loops)}"
+        f'@njit("int64({", ".join(ARGUMENTS.values())})", nogil=True, cache=True)\n'
+        f"def step({', '.join(ARGUMENTS)}):\n" + "\n".join(lines) + "\n    return 0\n"
     )
-
-
-def pack(program: Program, parameters: Mapping[str, Array]) -> tuple[Array, Array]:
-    """The weights of a model as its program reads them: float32 numbers, and eight-bit codes."""
-    numbers, codes = _aligned(program.num_numbers, np.float32), _aligned(program.num_codes, np.int8)
-    wanted = [packed.node for packed in program.packed]
-    with np.errstate(all="ignore"):
-        values = dict(zip(wanted, values_of(program.graph, parameters, {}, wanted), strict=True))
-    for node, form, at, scales in program.packed:
-        value = np.asarray(values[node], dtype=np.float32)
-        if form in ("plain", "padded"):
-            numbers[at : at + value.size] = value.ravel()
-            continue
-        size = _round_up(value.shape[-2], BLOCK)
-        for number, matrix in enumerate(value.reshape(-1, *value.shape[-2:])):
-            if form == "matrix":
-                _pack_matrix(matrix, numbers[at + number * _packed_size(matrix.shape) :], 1)
-            else:
-                most = np.abs(matrix).max(axis=1, initial=0.0)
-                scale = np.where(most > 0, most / _MAX_CODE, 1.0).astype(np.float32)
-                start = scales + number * size
-                numbers[start : start + len(scale)] = scale
-                rounded = np.rint(matrix / scale[:, None])
-                _pack_matrix(rounded, codes[at + number * _packed_size(matrix.shape, in_pairs=True) :], 2)
-    return numbers, codes
-
-
-def _pack_matrix(matrix_OI: Array, into: Array, per_step: int) -> None:
-    """Blocks of rows, in each of them columns, so many at a time, each row of the block beside the next."""
-    num_rows, num_columns = matrix_OI.shape
-    steps = -(-num_columns // per_step)
-    whole = num_rows // BLOCK if num_columns == steps * per_step else 0
-    at = whole * BLOCK * steps * per_step
-    if whole:
-        blocks = matrix_OI[: whole * BLOCK].reshape(whole, BLOCK, steps, per_step)
-        into[:at].reshape(whole, steps, BLOCK, per_step)[:] = blocks.transpose(0, 2, 1, 3)
-    for first in range(whole * BLOCK, num_rows, BLOCK):
-        block = matrix_OI[first : first + BLOCK]
-        height = _round_up(len(block))
-        filled = np.zeros((height, steps * per_step), dtype=into.dtype)
-        filled[: len(block), :num_columns] = block
-        size = filled.size
-        into[at : at + size] = filled.reshape(height, steps, per_step).transpose(1, 0, 2).ravel()
-        at += size
-
-
-def _aligned(size: int, dtype: type) -> Array:
-    """Zeros that start at a multiple of 64 bytes, so that no vector of them crosses a line of the cache."""
-    itemsize = np.dtype(dtype).itemsize
-    memory = np.zeros(size * itemsize + 64, dtype=np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size * itemsize].view(dtype)

@@ -1,7 +1,7 @@
 """From a model's own step to its graph: the step is run once on one text, and PyTorch's operations are written down.
 
-What is recorded are the calls that reach PyTorch's dispatcher, whatever a cell wrote to make them. An operation that has
-no place in the graph's closed list, or a look at a number's value, ends the trace with the reason.
+What is recorded are the calls that reach PyTorch's dispatcher, whatever a cell wrote to make them. An operation that
+has no place in the graph's closed list, or a look at a number's value, ends the trace with the reason.
 """
 
 from __future__ import annotations
@@ -43,11 +43,18 @@ def trace(network: LanguageModel) -> Graph:
     with torch.no_grad(), recorder:
         features_BF, after = network.step(token_B, state)
         logits_BTV = network.head.logits(features_BF.unsqueeze(1))
-    return recorder.graph(logits_BTV, after.tensors)
+    graph = recorder.graph(logits_BTV, after.tensors)
+    if graph.logits in graph.fixed:
+        raise CannotLower("its logits do not come from the token by operations of PyTorch")
+    return graph
 
 
 class _Recorder(TorchDispatchMode):
     """Knows for every tensor of the step which node it is; any other tensor is a constant."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else PyTorch would import its compiler, which takes seconds
 
     def __init__(self, network: LanguageModel, token_B: Tensor, state: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -57,7 +64,6 @@ class _Recorder(TorchDispatchMode):
         self._shared: set[int] = set()  # tensors that others are views of, or that are views
         self._constants: dict[str, Array] = {}
         self._dtype = network.dtype
-        self._is_random = False
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 self._source(parameter, "parameter", name)
@@ -94,7 +100,7 @@ class _Recorder(TorchDispatchMode):
                 self._keep(value, self.builder.source("number", (), float(value.detach().numpy().reshape(()))))
                 return self._nodes[id(value)]
             name = f"constant {len(self._constants)}"
-            self._constants[name] = np.array(value.detach().cpu())
+            self._constants[name] = value.detach().cpu().numpy().copy()
             self._keep(value, self.builder.source("parameter", short(value.shape), name))
         return self._nodes[id(value)]
 
@@ -113,12 +119,14 @@ class _Recorder(TorchDispatchMode):
             if id(arguments[0]) in self._shared:
                 raise CannotLower(f"its step changes a tensor in place ({name}) that something else may look at")
             name = name.removesuffix("_")
+        if name not in _FORMS and not in_place and all(self.builder.fixed[self.node(value)] for value in given):
+            return function(*arguments, **keywords)  # of parameters alone: a constant as well
         if name not in _FORMS:
             raise CannotLower(f"its step uses the operation {name!r} of PyTorch, which is not in the list")
         # The nodes of the arguments are found before the operation may change them.
         nodes = _FORMS[name](self, *arguments, **keywords)
         result = function(*arguments, **keywords)
-        if _is_view(function):
+        if not in_place and any(argument.alias_info is not None for argument in function._schema.arguments):
             self._shared.update(id(value) for value in (*given, *_flat((result,))))
         for tensor, node in zip(_flat((result,)), _flat((nodes,)), strict=False):  # some give more than is used
             if node is not None and short(tensor.shape) != self.builder.shape(node):
@@ -135,10 +143,6 @@ class _Recorder(TorchDispatchMode):
 
 def _flat(values: Sequence[Any]) -> list[Any]:
     return [item for value in values for item in (_flat(value) if isinstance(value, list | tuple) else [value])]
-
-
-def _is_view(function: Any) -> bool:
-    return any(argument.alias_info is not None for argument in function._schema.arguments)
 
 
 def short(shape: Sequence[int]) -> Shape:
@@ -248,7 +252,8 @@ def _squeeze(r: _Recorder, x: Tensor, dims: Any = None) -> int:
 
 def _expand(r: _Recorder, x: Tensor, shape: Sequence[int], *, implicit: bool = False) -> int:
     padded = [1] * (len(shape) - x.dim()) + list(x.shape)
-    return r.builder.broadcast(r.node(x), short([old if new == -1 else new for old, new in zip(padded, shape, strict=True)]))
+    wanted = [old if new == -1 else new for old, new in zip(padded, shape, strict=True)]
+    return r.builder.broadcast(r.node(x), short(wanted))
 
 
 def _full(r: _Recorder, x: Tensor) -> int:
@@ -309,18 +314,23 @@ def _split_sizes(r: _Recorder, x: Tensor, sizes: Sequence[int], dim: int = 0) ->
     return [_sliced(r, x, dim, stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
 
 
+def _joined(r: _Recorder, parts: Sequence[tuple[int, Shape]], axis: int) -> int:
+    """Nodes one after the other along an axis, each in the shape given, without the ones that all have at the front."""
+    rank = max(-axis, *(len(short(shape)) for _, shape in parts))
+    joined = r.builder.concat([r.builder.reshape(node, shape[-rank:]) for node, shape in parts], axis)
+    return r.builder.reshape(joined, short(r.builder.shape(joined)))
+
+
 def _cat(r: _Recorder, parts: Sequence[Tensor], dim: int = 0) -> int:
     axis = dim - parts[0].dim() if dim >= 0 else dim
-    joined = r.builder.concat([_full(r, part) for part in parts if part.numel()], axis)
-    return r.builder.reshape(joined, short(r.builder.shape(joined)))
+    return _joined(r, [(r.node(part), tuple(part.shape)) for part in parts if part.numel()], axis)
 
 
 def _stack(r: _Recorder, parts: Sequence[Tensor], dim: int = 0) -> int:
     axis = dim - parts[0].dim() - 1 if dim >= 0 else dim
     shape = list(parts[0].shape)
     shape.insert(axis + len(shape) + 1, 1)
-    joined = r.builder.concat([r.builder.reshape(r.node(part), tuple(shape)) for part in parts], axis)
-    return r.builder.reshape(joined, short(r.builder.shape(joined)))
+    return _joined(r, [(r.node(part), tuple(shape)) for part in parts], axis)
 
 
 def _index(r: _Recorder, table: Tensor, indices: Sequence[Tensor | None]) -> int:

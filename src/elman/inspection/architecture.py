@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
+from elman.models.contract import LanguageModel
 from elman.models.file import Bundle
+from elman.models.state import State, grows
+
+_TOKENS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class Part:
     parameters: int
     """Trained numbers."""
     state_bytes: int
-    """Carried for each text."""
+    """Carried for each text; of a part that grows, at its largest."""
     operations: int
     """Floating-point operations for each token: two for each element of each matrix that is multiplied by."""
     entries: int
@@ -86,7 +91,7 @@ class Architecture:
 def describe(model: Bundle) -> Architecture:
     """Take a model apart."""
     network = model.network
-    state = network.initial_state(1).tensors
+    state = _largest_state(network).tensors
     parts: list[Part] = []
     counted: set[nn.Parameter] = set()
     for component in network.components():
@@ -106,3 +111,17 @@ def describe(model: Bundle) -> Architecture:
         )
     dtype = str(network.dtype).removeprefix("torch.")
     return Architecture(network.config.kind, dtype, network.vocab_size, tuple(parts))
+
+
+def _largest_state(network: LanguageModel) -> State:
+    """The state of one row; what grows with the text has been read on until it grows no more."""
+    state = network.initial_state(1)
+    if not any(grows(tensor) for tensor in state.tensors.values()):
+        return state
+    tokens_BT = torch.full((1, _TOKENS_AT_ONCE), network.boundary_id, device=network.device)
+    size = -1
+    with torch.no_grad():
+        while state.num_bytes > size:
+            size = state.num_bytes
+            _, state = network.features(tokens_BT, state)
+    return state

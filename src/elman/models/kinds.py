@@ -74,8 +74,16 @@ def _with_cells(name: str, stack: type[ModelConfig], cells: tuple[str, ...]) -> 
 
 
 def model_config(settings: Mapping[str, Any]) -> ModelConfig:
-    """Settings checked by the class of their kind. Raises pydantic's ValidationError or ConfigError."""
-    return section_of(settings)(**{**settings, "kind": kind_of(settings)})
+    """Settings checked by the class of their kind. Raises pydantic's ValidationError or ConfigError.
+
+    Where a kind has residual paths by default, an ``embedding_size`` that is not given is ``hidden_size``.
+    """
+    section = section_of(settings)
+    chosen = {**settings, "kind": kind_of(settings)}
+    residual = section.model_fields.get("residual")
+    if residual is not None and residual.default and "hidden_size" in settings:
+        chosen.setdefault("embedding_size", settings["hidden_size"])
+    return section(**chosen)
 
 
 def section_of(settings: Mapping[str, Any]) -> type[ModelConfig]:

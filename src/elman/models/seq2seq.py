@@ -51,6 +51,11 @@ class Seq2Seq(LanguageModel):
     def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype, boundary_id: int = 0) -> None:
         super().__init__(_own(config), vocab_size, dtype=dtype, boundary_id=boundary_id)
         cells = _cells(self.config, self.config.num_layers)
+        if any(part.shape[:1] == (0,) for cell in cells for part in cell.state().values()):
+            raise ConfigError(
+                f"model.cell {self.config.cell!r} has a state that grows with the text, which is no bottleneck; "
+                "accepted: a cell whose state has a fixed size, such as lstm"
+            )
         shape = (vocab_size, self.config.embedding_size)
         self.embedding = nn.Parameter(torch.zeros(shape, dtype=dtype))
         self.source_embedding = None if self.config.share_embedding else nn.Parameter(torch.zeros(shape, dtype=dtype))

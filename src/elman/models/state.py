@@ -42,7 +42,9 @@ class State:
 
     def select(self, rows: Tensor | Sequence[int]) -> State:
         """The given rows, in the given order; a row may be taken more than once."""
-        return self.map(lambda tensor: tensor[torch.as_tensor(rows, dtype=torch.int64, device=tensor.device)])
+        index = torch.as_tensor(rows)
+        index = index if index.dtype == torch.bool else index.long()  # a list of none comes without a type
+        return self.map(lambda tensor: tensor[index.to(tensor.device)])
 
     def reset(self, rows_B: Tensor, initial: State) -> State:
         """This state where ``rows_B`` is false, ``initial`` where it is true."""
@@ -95,13 +97,17 @@ class State:
         for name, expected in like.tensors.items():
             tensor = tensors[name]
             fixed = 1 + grows(expected)
-            if tensor.dtype != expected.dtype or tensor.shape[fixed:] != expected.shape[fixed:]:
+            same_form = tensor.dim() == expected.dim() and tensor.shape[fixed:] == expected.shape[fixed:]
+            if tensor.dtype != expected.dtype or not same_form:
                 raise ModelFileError(
                     f"part {name!r} of this state is {tensor.dtype} {list(tensor.shape[1:])}; "
                     f"the model carries {expected.dtype} {list(expected.shape[1:])}"
                 )
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise ModelFileError(f"part {name!r} of this state holds a number that is not finite")
+        lengths = {(name.rpartition(".")[0], tensors[name].shape[1]) for name in tensors if grows(like.tensors[name])}
+        if len(lengths) > len({layer for layer, _ in lengths}):
+            raise ModelFileError("the parts of this state that grow with the text differ in length within a layer")
         # Fresh storage: memory that comes from a file has another alignment, which changes the order of sums.
         return State({name: tensors[name].clone().to(like.tensors[name].device) for name in like.tensors})
 

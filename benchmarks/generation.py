@@ -1,0 +1,376 @@
+"""How fast one stream of text comes: the compiled step beside PyTorch's loops and ONNX Runtime, in one run.
+
+    python benchmarks/generation.py --seconds 2 --save
+
+Two-layer LSTMs with random weights take the most probable token again and again. Every form takes turns with the
+others, so that a machine whose speed drifts is fair to all; a figure is the median of its turns, at the number of
+threads where that is largest. ONNX Runtime (`pip install onnx onnxruntime`) runs the same step, as a graph of matrix
+products, in float32 and with its dynamic quantisation to eight bits; where it is missing, it is left out. The loss in
+eight bits
+is the difference in mean negative log-likelihood of a random text. Bandwidth is what a step reads of matrices, divided
+by its time, beside the fastest sum over a large array. The last lines are 64 streams at once, beside one matrix product
+of the size of each of the model's matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from elman.engine import Engine
+from elman.models.contract import LanguageModel
+from elman.models.kinds import build_model, model_config
+
+Step = Callable[[int], int]
+"""Reads a token and gives the most probable next one; what it carries, it keeps."""
+SIZES = ((128, 65), (512, 65), (200, 10_000), (650, 33_278))
+NUM_STREAMS = 64
+
+
+class Form(NamedTuple):
+    """A way to generate."""
+
+    name: str
+    precision: str
+    threads: int
+    make: Callable[[], Step]
+
+
+def model_of(hidden_size: int, vocab_size: int) -> LanguageModel:
+    """A two-layer LSTM with random weights."""
+    sizes = {"hidden_size": hidden_size, "embedding_size": hidden_size, "num_layers": 2}
+    return build_model(model_config({"kind": "lstm", **sizes}), vocab_size, seed=1, dtype=torch.float32)
+
+
+def weights_of(network: LanguageModel) -> dict[str, Tensor]:
+    """The parameters by name, without gradients."""
+    return {name: parameter.detach() for name, parameter in network.named_parameters()}
+
+
+def torch_lstm(network: LanguageModel) -> Step:
+    """The usual loop: ``nn.Embedding``, ``nn.LSTM`` over one token, ``nn.Linear``."""
+    p = weights_of(network)
+    vocab_size, size = p["embedding"].shape
+    embedding, lstm, linear = nn.Embedding(vocab_size, size), nn.LSTM(size, size, 2), nn.Linear(size, vocab_size)
+    with torch.no_grad():
+        embedding.weight.copy_(p["embedding"])
+        linear.weight.copy_(p["head.weight"])
+        for k in range(2):
+            for ours, theirs in (("weight_ih", "weight_ih"), ("weight_hh", "weight_hh"), ("bias", "bias_ih")):
+                lstm.get_parameter(f"{theirs}_l{k}").copy_(p[f"layers.{k}.{ours}"])
+            lstm.get_parameter(f"bias_hh_l{k}").zero_()
+    carried: Any = None
+
+    @torch.no_grad()
+    def step(token: int) -> int:
+        nonlocal carried
+        output, carried = lstm(embedding(torch.tensor([[token]])), carried)
+        return int(linear(output[0, 0]).argmax())
+
+    return step
+
+
+def torch_cells(network: LanguageModel) -> Step:
+    """``torch.lstm_cell`` on prepared weights."""
+    p = weights_of(network)
+    layers = [(p[f"layers.{k}.weight_ih"], p[f"layers.{k}.weight_hh"], p[f"layers.{k}.bias"]) for k in range(2)]
+    zeros = torch.zeros(1, layers[0][1].shape[1])
+    states = [(zeros, zeros), (zeros, zeros)]
+    none = torch.zeros_like(layers[0][2])
+
+    @torch.inference_mode()
+    def step(token: int) -> int:
+        x = p["embedding"][token : token + 1]
+        for k, (of_input, of_state, bias) in enumerate(layers):
+            states[k] = torch.lstm_cell(x, states[k], of_input, of_state, bias, none)
+            x = states[k][0]
+        return int(torch.addmm(p["head.bias"], x, p["head.weight"].t()).argmax())
+
+    return step
+
+
+def torch_joined(network: LanguageModel) -> Step:
+    """One product of matrix and vector for each layer, into memory of its own."""
+    p = weights_of(network)
+    matrices = [torch.cat([p[f"layers.{k}.weight_ih"], p[f"layers.{k}.weight_hh"]], 1) for k in range(2)]
+    biases = [p[f"layers.{k}.bias"] for k in range(2)]
+    size = matrices[0].shape[0] // 4
+    inputs = [torch.zeros(2 * size) for _ in range(2)]
+    cells = [torch.zeros(size) for _ in range(2)]
+    gates, logits = torch.zeros(4 * size), torch.zeros(len(p["head.bias"]))
+    i, f, g, o = gates.split(size)
+
+    @torch.inference_mode()
+    def step(token: int) -> int:
+        x = p["embedding"][token]
+        for k in range(2):
+            inputs[k][:size] = x
+            torch.addmv(biases[k], matrices[k], inputs[k], out=gates)
+            torch.sigmoid_(gates[: 2 * size])
+            torch.sigmoid_(o)
+            torch.tanh_(g)
+            cells[k].mul_(f).addcmul_(i, g)
+            x = o * cells[k].tanh()
+            inputs[k][size:] = x
+        return int(torch.addmv(p["head.bias"], p["head.weight"], x, out=logits).argmax())
+
+    return step
+
+
+def engine(network: LanguageModel, precision: Any, threads: int) -> Step:
+    """Elman's compiled step."""
+    compiled = Engine(network, precision=precision, num_threads=threads)
+    state = compiled.initial_state(1)
+
+    def step(token: int) -> int:
+        nonlocal state
+        logits_BV, state = compiled.step((token,), state)
+        return int(logits_BV[0].argmax())
+
+    return step
+
+
+def onnx_graph(network: LanguageModel, path: Path) -> None:
+    """Write the step of a two-layer LSTM: look-up, a product for each layer, gates, output."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    p = {name: tensor.numpy() for name, tensor in weights_of(network).items()}
+    vocab_size, size = p["embedding"].shape
+    constants = {"embedding": p["embedding"], "output": p["head.weight"].T.copy(), "output_bias": p["head.bias"]}
+    nodes = [helper.make_node("Gather", ["embedding", "token"], ["x0"])]
+    for k in range(2):
+        constants[f"w{k}"] = np.concatenate([p[f"layers.{k}.weight_ih"], p[f"layers.{k}.weight_hh"]], 1).T.copy()
+        constants[f"b{k}"] = p[f"layers.{k}.bias"]
+        nodes += [
+            helper.make_node("Concat", [f"x{k}", f"h{k}"], [f"xh{k}"], axis=1),
+            helper.make_node("MatMul", [f"xh{k}", f"w{k}"], [f"m{k}"]),
+            helper.make_node("Add", [f"m{k}", f"b{k}"], [f"s{k}"]),
+            helper.make_node("Split", [f"s{k}"], [f"i{k}", f"f{k}", f"g{k}", f"o{k}"], axis=1, num_outputs=4),
+            *(helper.make_node("Sigmoid", [f"{gate}{k}"], [f"{gate}s{k}"]) for gate in "ifo"),
+            helper.make_node("Tanh", [f"g{k}"], [f"gs{k}"]),
+            helper.make_node("Mul", [f"fs{k}", f"c{k}"], [f"kept{k}"]),
+            helper.make_node("Mul", [f"is{k}", f"gs{k}"], [f"new{k}"]),
+            helper.make_node("Add", [f"kept{k}", f"new{k}"], [f"c{k}_next"]),
+            helper.make_node("Tanh", [f"c{k}_next"], [f"ct{k}"]),
+            helper.make_node("Mul", [f"os{k}", f"ct{k}"], [f"h{k}_next"]),
+        ]
+        if k == 0:
+            nodes.append(helper.make_node("Identity", ["h0_next"], ["x1"]))
+    nodes += [
+        helper.make_node("MatMul", ["h1_next", "output"], ["product"]),
+        helper.make_node("Add", ["product", "output_bias"], ["logits"]),
+    ]
+    parts = [f"{part}{k}" for k in range(2) for part in "hc"]
+    inputs = [helper.make_tensor_value_info("token", TensorProto.INT64, [1])]
+    inputs += [helper.make_tensor_value_info(part, TensorProto.FLOAT, [1, size]) for part in parts]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, vocab_size])]
+    outputs += [helper.make_tensor_value_info(f"{part}_next", TensorProto.FLOAT, [1, size]) for part in parts]
+    initial = [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "step", inputs, outputs, initial)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+
+
+def onnx_step(path: Path, size: int, threads: int) -> Step:
+    """ONNX Runtime on a step graph."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    parts = ("h0", "c0", "h1", "c1")
+    carried = dict.fromkeys(parts, np.zeros((1, size), np.float32))
+    names = ["logits", *(f"{part}_next" for part in parts)]
+
+    def step(token: int) -> int:
+        nonlocal carried
+        logits, *after = session.run(names, {"token": np.array([token]), **carried})
+        carried = dict(zip(parts, after, strict=True))
+        return int(logits.argmax())
+
+    return step
+
+
+def onnx_forms(network: LanguageModel, size: int, threads: list[int], folder: Path) -> list[Form]:
+    """Both precisions of ONNX Runtime, where it is installed."""
+    if not find_spec("onnxruntime") or not find_spec("onnx"):
+        return []
+    import logging
+
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    whole, small = folder / "step.onnx", folder / "step8.onnx"
+    onnx_graph(network, whole)
+    logging.getLogger().setLevel(logging.ERROR)  # it recommends a pass over the graph that changes nothing here
+    quantize_dynamic(whole, small, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul"])
+    return [
+        Form("ONNX Runtime", precision, count, lambda path=path, count=count: onnx_step(path, size, count))
+        for precision, path in (("float32", whole), ("int8", small))
+        for count in threads
+    ]
+
+
+def run(step: Step, threads: int, seconds: float, first: int = 1) -> float:
+    """Tokens per second of a form for a while."""
+    torch.set_num_threads(threads)
+    token, count = step(first), 0
+    started = time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < seconds or count < 3:
+        for _ in range(4):
+            token = step(token)
+        count += 4
+    return count / elapsed
+
+
+def loss_in_bytes(network: LanguageModel, num_tokens: int = 300) -> float:
+    """Nats per token that eight bits cost, on a random text."""
+    tokens = np.random.default_rng(1).integers(0, network.vocab_size, num_tokens + 1)
+    nats = []
+    for precision in ("float32", "int8"):
+        compiled = Engine(network, precision=precision, num_threads=1)
+        state, total = compiled.initial_state(1), 0.0
+        for token, target in pairwise(tokens):
+            logits_BV, state = compiled.step((token,), state)
+            x_V = logits_BV[0].astype(np.float64)
+            total += float(np.logaddexp.reduce(x_V) - x_V[target])
+        nats.append(total / num_tokens)
+    return nats[1] - nats[0]
+
+
+def read_bandwidth(threads: int) -> float:
+    """Bytes per second of the fastest sum over an array that no cache holds."""
+    torch.set_num_threads(threads)
+    array = torch.ones(1 << 27)
+    times = []
+    for _ in range(4):
+        started = time.perf_counter()
+        array.sum()
+        times.append(time.perf_counter() - started)
+    return array.nbytes / min(times)
+
+
+def many_streams(network: LanguageModel, seconds: float) -> tuple[float, float]:
+    """Seconds of a step of 64 streams, and of one product of 64 vectors with each matrix; one thread."""
+    torch.set_num_threads(1)
+    compiled = Engine(network, num_threads=1)
+    state, tokens = compiled.initial_state(NUM_STREAMS), np.arange(NUM_STREAMS)
+    matrices = [m for name, m in weights_of(network).items() if m.dim() == 2 and name != "embedding"]
+    vectors = [torch.randn(NUM_STREAMS, m.shape[1], generator=torch.Generator().manual_seed(1)) for m in matrices]
+
+    def products() -> None:
+        for matrix, x in zip(matrices, vectors, strict=True):
+            torch.mm(x, matrix.t())
+
+    found: dict[str, list[float]] = {"ours": [], "products": []}
+    ended = time.perf_counter() + seconds
+    while time.perf_counter() < ended or len(found["ours"]) < 3:
+        for name, form in (("ours", lambda: compiled.step(tokens, state)), ("products", products)):
+            started = time.perf_counter()
+            form()
+            found[name].append(time.perf_counter() - started)
+    return statistics.median(found["ours"]), statistics.median(found["products"])
+
+
+def forms_of(network: LanguageModel, size: int, threads: list[int], folder: Path) -> list[Form]:
+    """Every form at every number of threads."""
+    loops = (("torch.nn.LSTM", torch_lstm), ("torch.lstm_cell", torch_cells), ("torch, joined", torch_joined))
+    forms = [Form(name, "float32", n, lambda make=make: make(network)) for name, make in loops for n in threads]
+    forms += onnx_forms(network, size, threads, folder)
+    return forms + [
+        Form("Elman", precision, n, lambda precision=precision, n=n: engine(network, precision, n))
+        for precision in ("float32", "int8")
+        for n in threads
+    ]
+
+
+def measure(size: int, vocab_size: int, seconds: float, turns: int, threads: list[int]) -> dict[str, Any]:
+    """Every form on one model."""
+    network = model_of(size, vocab_size)
+    speeds: dict[tuple[str, str, int], list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        forms = forms_of(network, size, threads, Path(folder))
+        steps = [form.make() for form in forms]
+        for _ in range(turns):
+            for form, step in zip(forms, steps, strict=True):
+                speed = run(step, form.threads, seconds / turns)
+                speeds.setdefault(form[:3], []).append(speed)
+    median = {key: statistics.median(values) for key, values in speeds.items()}
+    best: dict[str, dict[str, Any]] = {}
+    for (name, precision, count), speed in median.items():
+        label = f"{name} {precision}"
+        if label not in best or speed > best[label]["tokens_per_second"]:
+            best[label] = {"tokens_per_second": round(speed, 1), "threads": count}
+    bytes_of = {p: Engine(network, precision=p, num_threads=1).program.weight_bytes for p in ("float32", "int8")}
+    reach = {n: read_bandwidth(n) for n in threads}
+    for precision, size_of_weights in bytes_of.items():
+        figures = best[f"Elman {precision}"]
+        figures["gigabytes_per_second"] = round(size_of_weights * figures["tokens_per_second"] / 1e9, 2)
+        figures["share_of_bandwidth"] = round(
+            size_of_weights * figures["tokens_per_second"] / reach[figures["threads"]], 3
+        )
+    ours, products = many_streams(network, seconds)
+    return {
+        "model": f"2x{size}/{vocab_size}",
+        "weight_bytes": bytes_of,
+        "forms": best,
+        "all": {f"{n} {p} {c} threads": round(v, 1) for (n, p, c), v in median.items()},
+        "ratios": {
+            f"{precision} to {rival}": round(
+                best[f"Elman {precision}"]["tokens_per_second"] / best[rival]["tokens_per_second"], 2
+            )
+            for precision in ("float32", "int8")
+            for rival in best
+            if not rival.startswith("Elman") and (rival.endswith(precision) or rival.startswith("torch"))
+        },
+        "loss_in_bytes_nats_per_token": round(loss_in_bytes(network), 6),
+        "read_gigabytes_per_second": {n: round(b / 1e9, 2) for n, b in reach.items()},
+        "streams_64": {
+            "tokens_per_second": round(NUM_STREAMS / ours, 1),
+            "share_of_matrix_products": round(products / ours, 3),
+        },
+    }
+
+
+def main() -> None:
+    """Measure, and print a line of JSON for each model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each form")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2] if (os.cpu_count() or 1) > 1 else [1])
+    parser.add_argument("--only", help="one model, such as 2x512/65")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/generation.json")
+    arguments = parser.parse_args()
+    libraries = ("torch", "numba", "numpy", "onnxruntime")
+    where = {"machine": platform.machine(), "cpus": os.cpu_count()}
+    where |= {name: version(name) for name in libraries if find_spec(name)}
+    results = []
+    for size, vocab_size in SIZES:
+        if arguments.only in (None, f"2x{size}/{vocab_size}"):
+            found = measure(size, vocab_size, arguments.seconds, arguments.turns, arguments.threads)
+            results.append(found)
+            print(json.dumps(found | where), flush=True)
+    if arguments.save:
+        path = Path(__file__).parent / "results" / "generation.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"where": where, "models": results}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
