@@ -259,7 +259,7 @@ def read_bandwidth(threads: int) -> float:
     torch.set_num_threads(threads)
     array = torch.ones(1 << 27)
     times = []
-    for _ in range(4):
+    for _ in range(10):
         started = time.perf_counter()
         array.sum()
         times.append(time.perf_counter() - started)

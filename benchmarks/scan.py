@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from elman.scan import Backend, linear_recurrence
+from elman.scan.linear import Backend, linear_recurrence
 
 
 def seconds_of(forms: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ import torch
 
 from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, model_class, model_config
-from elman.selective import selective_scan
+from elman.scan.selective import selective_scan
 
 VOCAB_SIZE = 66
 ROWS, STEPS = 32, 64

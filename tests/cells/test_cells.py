@@ -219,7 +219,7 @@ def outputs_and_gradients(scan, p, x_BTI, state):
 @pytest.mark.parametrize("earlier", [0, 5])
 @pytest.mark.parametrize("backend", ["sequential", "parallel", "compiled"])
 def test_a_linear_recurrence_is_its_step_from_any_state(draw, monkeypatch, kind, settings, steps, earlier, backend):
-    monkeypatch.setattr("elman.scan.backend_for", lambda _: backend)
+    monkeypatch.setattr("elman.scan.linear.backend_for", lambda _: backend)
     cell, p, _, state = draw(kind, **settings)
     generator = torch.Generator().manual_seed(2)
     x_BTI = torch.randn(2, earlier + steps, 3, generator=generator, dtype=torch.float64)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from elman.head_scans import mlstm_scan
+from elman.scan.heads import mlstm_scan
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 B, N, D = 2, 2, 4

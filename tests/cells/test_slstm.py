@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from elman.head_scans import slstm_scan
+from elman.scan.heads import slstm_scan
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 B, N, D = 2, 2, 3

@@ -19,8 +19,10 @@ from .conftest import VOCAB_SIZE, build, filled_state, random_tokens, traced_con
 
 NATIVE = ("elman", "lstm", "gru", "mingru", "minlstm", "mamba", "window", "ngram")
 TRACED = tuple(kind for kind in kind_names() if traced_configs(kind))
-WIDE = {kind: widened(traced_configs(kind)[0]) for kind in TRACED}
-"""For each kind the settings with the longest step."""
+WIDE = {kind: widened(traced_configs(kind)[-1]) for kind in TRACED}
+"""For each kind the settings with the shortest step: what its own cell does. Two have everything around it."""
+WIDE |= {f"{kind}, everything": widened(traced_configs(kind)[0]) for kind in ("lstm", "stack")}
+CASES = tuple(WIDE)
 ALL = [config for kind in TRACED for config in traced_configs(kind)]
 
 
@@ -65,7 +67,7 @@ def assert_states_equal(found, expected):
         torch.testing.assert_close(part, expected.tensors[name], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", TRACED)
+@pytest.mark.parametrize("kind", CASES)
 def test_log_probabilities_and_states_are_those_of_pytorch(kind):
     assert_equals_pytorch(*pair(kind), num_steps=160)
 
@@ -79,13 +81,13 @@ def test_every_option_equals_pytorch(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TRACED)
+@pytest.mark.parametrize("kind", CASES)
 def test_ten_thousand_tokens_equal_pytorch(kind):
     network, engine = pair(kind)
     assert_equals_pytorch(network, engine, num_steps=10_000)
 
 
-@pytest.mark.parametrize("kind", TRACED)
+@pytest.mark.parametrize("kind", CASES)
 def test_a_row_has_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads(kind):
     network, engine = pair(kind)
     tokens_BT = random_tokens(71, 4)
@@ -109,7 +111,7 @@ def run(engine, tokens_BT):
     return np.stack(logits, 1), state
 
 
-@pytest.mark.parametrize("kind", TRACED)
+@pytest.mark.parametrize("kind", CASES)
 def test_greedy_texts_part_only_where_the_two_best_lie_close(kind):
     network, engine = pair(kind)
     token, state, ours = 1, network.initial_state(1), engine.initial_state(1)
@@ -327,6 +329,8 @@ def test_the_kinds_that_have_to_be_native_are_and_the_others_say_why():
     assert {kind: found[kind].level for kind in NATIVE} == dict.fromkeys(NATIVE, "native")
     assert all(made.level == "native" or made.reason for made in found.values())
     assert found["transformer"].level == "fallback"
+    page = (Path(__file__).parents[2] / "docs" / "engine.md").read_text(encoding="utf-8")
+    assert page.endswith("".join(f"| {kind} | {level} | {reason} |\n" for kind, (level, reason) in found.items()))
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ import pytest
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
-    ("text", "scan", "loops", "head_scans"),
-    ("selective",),
+    ("text", "scan"),
     ("cells", "metrics"),
     ("models",),
     ("engine",),

@@ -114,7 +114,13 @@ def test_dropout_is_drawn_once_for_the_whole_segment():
     assert not torch.equal(masks[:, 0], masks[:, 2])
 
 
-@pytest.mark.parametrize("cell", [name for name in cell_names() if name != "lstm"])
+def test_a_state_that_grows_is_no_bottleneck():
+    config = model_config({"kind": "seq2seq", "cell": "transformer", "hidden_size": 8, "embedding_size": 6})
+    with pytest.raises(ConfigError, match=r"model\.cell 'transformer' has a state that grows with the text"):
+        build_model(config, 9, seed=1, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("cell", [name for name in cell_names() if name not in ("lstm", "transformer")])
 def test_every_cell_makes_an_encoder_decoder_that_keeps_the_laws(cell):
     config = model_config({"kind": "seq2seq", "cell": cell, "hidden_size": 8, "embedding_size": 6})
     assert [str(finding) for finding in check_config(config)] == []

@@ -88,7 +88,7 @@ class GatedDeltaNet(Cell):
         return Step(self._output(p, output_gate, matvec(S, q)), {"S": S}, named)
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from elman.head_scans import delta_scan  # here, because it brings in torch
+        from elman.scan.heads import delta_scan  # here, because it brings in torch
 
         q, k, v, output_gate, log_alpha, beta = self._of_input(p, x_BTI)
         q_BNTD, k_BNTD, v_BNTD = (part.transpose(1, 2) for part in (q, k, v))

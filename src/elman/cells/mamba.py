@@ -114,8 +114,8 @@ class Mamba(Cell):
         return Step(output, {"recent": recent, "h": h}, named)
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from elman.scan import causal_convolution  # here, because they bring in torch
-        from elman.selective import selective_scan
+        from elman.scan.linear import causal_convolution  # here, because they bring in torch
+        from elman.scan.selective import selective_scan
 
         x, z = split(linear(x_BTI, p["in_proj"]), 2)
         x, recent = causal_convolution(x, state["recent"], p["conv_weight"], p["conv_bias"])

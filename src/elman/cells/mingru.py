@@ -48,7 +48,7 @@ class MinGRU(Cell):
         return Step(h, {"h": h}, {"update_gate": update_gate, "candidate": candidate})
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from elman.scan import linear_recurrence  # here, because it brings in torch
+        from elman.scan.linear import linear_recurrence  # here, because it brings in torch
 
         update_gate, candidate = self._of_input(p, x_BTI)
         h_BTH, h = linear_recurrence(1 - update_gate, update_gate * candidate, state["h"])

@@ -51,7 +51,7 @@ class MinLSTM(Cell):
         return Step(h, {"h": h}, named)
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from elman.scan import linear_recurrence  # here, because it brings in torch
+        from elman.scan.linear import linear_recurrence  # here, because it brings in torch
 
         forget_gate, candidate = self._of_input(p, x_BTI)
         h_BTH, h = linear_recurrence(forget_gate, (1 - forget_gate) * candidate, state["h"])

@@ -87,7 +87,7 @@ class MLSTM(Cell):
         return Step(self._output(p, output_gate, read), {"C": C, "n": n, "m": m}, named)
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from elman.head_scans import mlstm_scan  # here, because it brings in torch
+        from elman.scan.heads import mlstm_scan  # here, because it brings in torch
 
         q, k, v, output_gate, i, log_f = self._of_input(p, x_BTI)
         q_BNTD, k_BNTD, v_BNTD = (part.transpose(1, 2) for part in (q, k, v))

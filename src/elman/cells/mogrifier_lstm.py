@@ -17,7 +17,7 @@ from elman.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from elman.loops import Gradients, Looped
+    from elman.scan.loops import Gradients, Looped
 
 
 class MogrifierLSTMConfig(LSTMConfig):
@@ -88,7 +88,7 @@ class MogrifierLSTM(LSTM):
         return Step(output, after, {"gated_input": x, "gated_state": h, **named})
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from elman.loops import scan_by_hand  # here, because it brings in torch
+        from elman.scan.loops import scan_by_hand  # here, because it brings in torch
 
         if not self._rounds:
             return super().scan(p, x_BTI, state)
@@ -103,7 +103,7 @@ class MogrifierLSTM(LSTM):
         """The scan, without a gradient."""
         import torch
 
-        from elman.loops import Looped, LSTMSteps
+        from elman.scan.loops import Looped, LSTMSteps
 
         num_rows, num_steps, _ = x_BTI.shape
         weight_GZ, h = self._joined(p), state["h"]
@@ -133,7 +133,7 @@ class MogrifierLSTM(LSTM):
         """The gradients of the scan's arguments."""
         import torch
 
-        from elman.loops import Gradients, LSTMGradient, of_matrix
+        from elman.scan.loops import Gradients, LSTMGradient, of_matrix
 
         num_rounds, lstm = len(self._rounds), LSTMGradient(*kept[-3:])
         values, gates = kept[: num_rounds + 2], kept[num_rounds + 2 : -3]

@@ -13,7 +13,7 @@ from elman.cells.primitives import linear
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from elman.loops import Gradients, Looped
+    from elman.scan.loops import Gradients, Looped
 
 
 class MultiplicativeLSTM(LSTM):
@@ -51,7 +51,7 @@ class MultiplicativeLSTM(LSTM):
         return Step(h, after, {"multiplied": m, **named})
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from elman.loops import scan_by_hand  # here, because it brings in torch
+        from elman.scan.loops import scan_by_hand  # here, because it brings in torch
 
         return scan_by_hand(self, self.with_one_bias(p), x_BTI, state)
 
@@ -59,7 +59,7 @@ class MultiplicativeLSTM(LSTM):
         """The scan, without a gradient."""
         import torch
 
-        from elman.loops import Looped, LSTMSteps
+        from elman.scan.loops import Looped, LSTMSteps
 
         x_TBI = x_BTI.transpose(0, 1)
         factor_TBH = linear(x_TBI, p["weight_mx"])
@@ -84,7 +84,7 @@ class MultiplicativeLSTM(LSTM):
         """The gradients of the scan's arguments."""
         import torch
 
-        from elman.loops import Gradients, LSTMGradient, before_each_step, of_matrix
+        from elman.scan.loops import Gradients, LSTMGradient, before_each_step, of_matrix
 
         factor_TBH, other_factor_TBH, h_TBH, *of_lstm = kept
         lstm, of_m_TBH = LSTMGradient(*of_lstm), torch.empty_like(factor_TBH)

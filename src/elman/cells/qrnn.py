@@ -77,7 +77,7 @@ class QRNN(Cell):
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
         import torch
 
-        from elman.scan import linear_recurrence
+        from elman.scan.linear import linear_recurrence
 
         carried: dict[str, Tensor] = {}
         if self._num_carried:

@@ -130,7 +130,7 @@ class RGLRU(Cell):
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
         import torch
 
-        from elman.scan import causal_convolution, linear_recurrence
+        from elman.scan.linear import causal_convolution, linear_recurrence
 
         x, z = split(linear(x_BTI, p["in_proj"]), 2)
         x, recent = causal_convolution(x, state["recent"], p["conv_weight"], p["conv_bias"])

@@ -93,7 +93,7 @@ class SLSTM(Cell):
         return Step(self._normed(p, h), {"h": h, "c": c, "n": n, "m": m}, named)
 
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-        from elman.head_scans import slstm_scan  # here, because it brings in torch
+        from elman.scan.heads import slstm_scan  # here, because it brings in torch
 
         num_heads = self.config.num_heads
         # To the scan, heads are matrices of a batch, and the gates of a head lie side by side.

@@ -30,7 +30,6 @@ from elman.engine.trace import CannotLower, trace
 from elman.errors import ElmanError, UserError
 from elman.models.contract import CountedModel, LanguageModel
 from elman.models.kinds import build_model
-from elman.models.laws import small_configs
 from elman.models.state import State
 from elman.text.corpora import cache_folder
 
@@ -354,6 +353,8 @@ class Capability(NamedTuple):
 
 def capability(kind: str) -> Capability:
     """Whether a kind has a compiled step, found by generating those of small models with every option."""
+    from elman.models.laws import small_configs  # here, because it brings in more than a step needs
+
     for config in small_configs(kind):
         network = build_model(config, 11, seed=1, dtype=torch.float32)
         try:

@@ -4,10 +4,8 @@ Every operation here has one meaning to the last bit, whatever the compiler does
 only where ``fma`` says so, and no sum is reordered. Arrays have one dimension and places in them are numbers; nothing
 is checked. Only generated files call this module, because it brings in Numba.
 
-A packed matrix of O rows and I columns stands in blocks of 64 rows, the last one filled up to a multiple of sixteen:
-for each column, the numbers of the block's rows side by side. A product adds column after column to all rows of a block
-at once, so that the order of each row's sum is that of the columns: with one vector or with many, in one thread or in
-many. In eight bits pairs of columns stand together, for each row of the block the two beside each other.
+A product adds column after column of a packed matrix (:mod:`elman.engine.packing`) to all rows of a block at once, so
+that the order of each row's sum is that of the columns: with one vector or with many, in one thread or in many.
 """
 
 from __future__ import annotations
@@ -22,20 +20,18 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, register_model
 
+from elman.engine.packing import BLOCK, LANES
+
 __all__ = [
     "absolute", "add", "div", "exp", "gather", "keep_first", "load", "load_first", "log", "log_sigmoid", "maximum",
     "meet", "minimum", "mul", "neg", "product", "product_of_bytes", "quantise", "relu", "sigmoid", "splat", "spread",
     "sqrt", "store", "store_first", "sub", "tanh", "total",
 ]  # fmt: skip
 
-NUM_LANES = 16
-BLOCK = 64
-"""Rows of a block of a packed matrix."""
-
-_VECTORS = BLOCK // NUM_LANES
+_VECTORS = BLOCK // LANES
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_NUMBERS = ir.VectorType(_F32, NUM_LANES)
-_INTEGERS = ir.VectorType(_I32, NUM_LANES)
+_NUMBERS = ir.VectorType(_F32, LANES)
+_INTEGERS = ir.VectorType(_I32, LANES)
 _TURNS_BEFORE_YIELDING = 4000
 _LINE, _AHEAD = 64, 2048
 """Bytes of a line of the cache, and how far ahead a matrix is asked for: alone, it comes at half the speed."""
@@ -74,7 +70,7 @@ def _all(value: Any, kind: Any = _NUMBERS) -> Any:
     return ir.Constant(kind, [value] * kind.count)
 
 
-def _splat(builder: Any, number: Any, count: int = NUM_LANES) -> Any:
+def _splat(builder: Any, number: Any, count: int = LANES) -> Any:
     nothing = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     single = builder.insert_element(nothing, number, _I32(0))
     return builder.shuffle_vector(single, nothing, _all(0, ir.VectorType(_I32, count)))
@@ -89,7 +85,7 @@ def _place(context: Any, builder: Any, kind: Any, where: Sequence[Any], element:
 
 def _first(builder: Any, count: Any) -> Any:
     """A mask of the first lanes; the count is of 64 bits."""
-    numbers = ir.Constant(_INTEGERS, list(range(NUM_LANES)))
+    numbers = ir.Constant(_INTEGERS, list(range(LANES)))
     return builder.icmp_signed("<", numbers, _splat(builder, builder.trunc(count, _I32)))
 
 
@@ -248,7 +244,7 @@ def total(typing: Any, x: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         found = builder.extract_element(values[0], _I32(0))
-        for lane in range(1, NUM_LANES):
+        for lane in range(1, LANES):
             found = builder.fadd(found, builder.extract_element(values[0], _I32(lane)))
         return found
 
@@ -261,7 +257,7 @@ def largest(typing: Any, x: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         found = builder.extract_element(values[0], _I32(0))
-        for lane in range(1, NUM_LANES):
+        for lane in range(1, LANES):
             other = builder.extract_element(values[0], _I32(lane))
             other = builder.select(builder.fcmp_unordered("!=", found, found), found, other)
             found = builder.select(builder.fcmp_unordered("<", found, other), other, found)
@@ -347,7 +343,7 @@ def _panel(num_vectors: int, num_rows: int, of_bytes: bool) -> Any:
                 return _place(context, builder, signature.args[names.index(array)], (given[array], offset), element)
 
             def in_lanes(where: str, part: int) -> Any:
-                offset = builder.add(given[where], _I64(NUM_LANES * part))
+                offset = builder.add(given[where], _I64(LANES * part))
                 return builder.load(place("numbers", offset, _NUMBERS), align=4)
 
             def of_row(where: str, stride: str, row: int) -> Any:
@@ -362,7 +358,7 @@ def _panel(num_vectors: int, num_rows: int, of_bytes: bool) -> Any:
                 column = [read_column(builder, start, loop.index, given["width"], part) for part in parts]
                 if num_rows == 1:  # with more, the processor's own foresight is enough
                     width = builder.mul(given["width"], _I64(2 if of_bytes else 4))
-                    for line in range(0, num_vectors * NUM_LANES * (2 if of_bytes else 4), _LINE):
+                    for line in range(0, num_vectors * LANES * (2 if of_bytes else 4), _LINE):
                         ahead = builder.add(builder.mul(loop.index, width), _I64(line + _AHEAD))
                         place_ahead = builder.gep(builder.bitcast(start, _I8.as_pointer()), [ahead])
                         _call(builder, "llvm.prefetch.p0", ir.VoidType(), place_ahead, _I32(0), _I32(3), _I32(1))
@@ -378,8 +374,8 @@ def _panel(num_vectors: int, num_rows: int, of_bytes: bool) -> Any:
                         scale = builder.load(place("x_scales", builder.add(given["x_scales_at"], _I64(row)), _F32))
                         both = builder.fmul(in_lanes("scales", part), _splat(builder, scale))
                         found = _fma(builder, builder.sitofp(found, _NUMBERS), both, biases[part])
-                    offset = builder.add(of_row("y_at", "y_stride", row), _I64(NUM_LANES * part))
-                    mask = _first(builder, builder.sub(given["count"], _I64(NUM_LANES * part)))
+                    offset = builder.add(of_row("y_at", "y_stride", row), _I64(LANES * part))
+                    mask = _first(builder, builder.sub(given["count"], _I64(LANES * part)))
                     _masked_store(builder, found, place("y", offset, _NUMBERS), mask)
             return context.get_dummy_value()
 
@@ -392,7 +388,7 @@ def _panel(num_vectors: int, num_rows: int, of_bytes: bool) -> Any:
 
 
 def _read_numbers(builder: Any, start: Any, column: Any, width: Any, part: int) -> Any:
-    offset = builder.add(builder.mul(column, width), _I64(NUM_LANES * part))
+    offset = builder.add(builder.mul(column, width), _I64(LANES * part))
     return builder.load(builder.bitcast(builder.gep(start, [offset]), _NUMBERS.as_pointer()), align=4)
 
 
@@ -400,11 +396,11 @@ def _times_number(builder: Any, column: Any, number: Any, so_far: Any) -> Any:
     return _fma(builder, column, number, so_far)
 
 
-_BYTE_PAIRS, _SHORT_PAIRS, _WORD_PAIRS = (ir.VectorType(kind, 2 * NUM_LANES) for kind in (_I8, _I16, _I32))
+_BYTE_PAIRS, _SHORT_PAIRS, _WORD_PAIRS = (ir.VectorType(kind, 2 * LANES) for kind in (_I8, _I16, _I32))
 
 
 def _read_pairs(builder: Any, start: Any, pair: Any, width: Any, part: int) -> Any:
-    offset = builder.add(builder.mul(pair, builder.mul(width, _I64(2))), _I64(2 * NUM_LANES * part))
+    offset = builder.add(builder.mul(pair, builder.mul(width, _I64(2))), _I64(2 * LANES * part))
     place = builder.bitcast(builder.gep(start, [offset]), _BYTE_PAIRS.as_pointer())
     return builder.sext(builder.load(place, align=1), _WORD_PAIRS)
 
@@ -414,7 +410,7 @@ def _times_pair(builder: Any, column: Any, pair: Any, so_far: Any) -> Any:
     products = builder.mul(column, builder.sext(builder.bitcast(pair, _SHORT_PAIRS), _WORD_PAIRS))
     nothing = ir.Constant(_WORD_PAIRS, ir.Undefined)
     first, second = (
-        builder.shuffle_vector(products, nothing, ir.Constant(_INTEGERS, list(range(start, 2 * NUM_LANES, 2))))
+        builder.shuffle_vector(products, nothing, ir.Constant(_INTEGERS, list(range(start, 2 * LANES, 2))))
         for start in (0, 1)
     )
     return builder.add(so_far, builder.add(first, second))
@@ -470,13 +466,13 @@ def _blocks(of_bytes: bool) -> Any:
         for block in range(start, end):
             first = block * BLOCK
             left = outputs - first
-            width = BLOCK if left >= BLOCK else (left + NUM_LANES - 1) // NUM_LANES * NUM_LANES
+            width = BLOCK if left >= BLOCK else (left + LANES - 1) // LANES * LANES
             here = at + first * columns * per_step
             if left >= BLOCK and (is_wide or rows == 1):
                 whole_block(matrix, here, width, columns, numbers, biases + first, scales + first, x, x_at, x_stride,
                             x_scales, y, y_at + first, y_stride, BLOCK, rows)  # fmt: skip
             else:
-                for part in range(0, width, NUM_LANES):
+                for part in range(0, width, LANES):
                     sixteen(matrix, here + part * per_step, width, columns, numbers, biases + first + part,
                             scales + first + part, x, x_at, x_stride, x_scales, y, y_at + first + part, y_stride,
                             left - part, rows)  # fmt: skip
@@ -509,7 +505,7 @@ def _store_rounded(typing: Any, array: Any, offset: Any, x: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         shifted = builder.bitcast(builder.fadd(values[2], _all(_SHIFT)), _INTEGERS)
-        kind = ir.VectorType(_I16, NUM_LANES)
+        kind = ir.VectorType(_I16, LANES)
         builder.store(builder.trunc(shifted, kind), _place(context, builder, array, values[:2], kind), align=2)
         return context.get_dummy_value()
 
@@ -517,16 +513,16 @@ def _store_rounded(typing: Any, array: Any, offset: Any, x: Any) -> Any:
 
 
 def _quantise(x, x_at, x_stride, size, limit, codes, stride, scales, rows):  # type: ignore[no-untyped-def]
-    whole = size // NUM_LANES * NUM_LANES
+    whole = size // LANES * LANES
     for row in range(rows):
         start = x_at + row * x_stride
         most = absolute(load_first(x, start + whole, size - whole))
-        for i in range(0, whole, NUM_LANES):
+        for i in range(0, whole, LANES):
             most = maximum(most, absolute(load(x, start + i)))
         scale = largest(most) / limit
         store_first(scales, row, splat(scale), 1)
         factor = splat(1.0 / scale if scale > 0.0 else scale)
-        for i in range(0, whole, NUM_LANES):
+        for i in range(0, whole, LANES):
             _store_rounded(codes, row * stride + i, mul(load(x, start + i), factor))
         _store_rounded(codes, row * stride + whole, mul(load_first(x, start + whole, size - whole), factor))
 
@@ -582,7 +578,10 @@ _KERNELS: dict[str, Any] = {}
 
 def _kernel(name: str, function: Any, *arguments: Any) -> Any:
     """Compile a function of pointers and numbers; what calls it with arrays, for use in an intrinsic."""
-    compiled = cfunc(types.void(*arguments), cache=True)(function)
+    try:
+        compiled = cfunc(types.void(*arguments), cache=True)(function)
+    except RuntimeError:  # neither the folder of this file nor the user's cache folder can be written
+        compiled = cfunc(types.void(*arguments))(function)
     binding.add_symbol(f"elman_{name}", compiled.address)
     _KERNELS[name] = compiled  # for as long as steps may call it
 

@@ -135,8 +135,8 @@ class _Writer:
         self.nodes = self.graph.nodes
         self.places: dict[int, Place] = {}
         self.lines: list[str] = []
-        self._loops: dict[tuple[str, str], str] = {}
-        """The types of each loop's arguments and its text from there on, and its name."""
+        self._loops: dict[str, str] = {}
+        """The text of each loop from its arguments on, and its name."""
         self._packed: dict[tuple[int, str], Packed] = {}
         self._checked: dict[tuple[str, int], None] = {}
         self._zeros = 0
@@ -310,9 +310,8 @@ class _Writer:
         program.num_numbers += self._zeros
         sizes = {"WORK": program.work_size, "SHARED": program.shared_size, "INPUTS": program.inputs_size}
         lengths = {**sizes, "ZEROS": zeros}
-        # With types given, Numba compiles each once and not for every number that it is called with.
-        options = "no_cpython_wrapper=True, no_cfunc_wrapper=True"  # only the step itself is called from outside
-        loops = [f'@njit("{kinds}", {options})\ndef {name}{text}\n\n\n' for (kinds, text), name in self._loops.items()]
+        # Not @njit, for which Numba would compile a loop for every offset that it is called with.
+        loops = [f"@register_jitable\ndef {name}{text}\n\n\n" for text, name in self._loops.items()]
         program.source = _source(program, lengths, loops, [*self._checks(), *self.lines])
 
     def _checks(self) -> list[str]:
@@ -441,9 +440,8 @@ class _Writer:
         """Call a function of some arrays and the offsets o0, o1, ...; one with the same body is written once."""
         arrays = list(dict.fromkeys(names))
         parameters = [*arrays, "rows", *(f"o{k}" for k in range(len(offsets)))]
-        kinds = [*(ARGUMENTS[array] for array in arrays), *["int64"] * (1 + len(offsets))]
         text = "\n".join([f"({', '.join(parameters)}):", *body])
-        name = self._loops.setdefault((f"void({', '.join(kinds)})", text), f"loop_{len(self._loops)}")
+        name = self._loops.setdefault(text, f"loop_{len(self._loops)}")
         self.lines.append(f"    {name}({', '.join([*arrays, 'rows', *map(str, offsets)])})")
 
     def _concat(self, index: int) -> None:
@@ -623,7 +621,7 @@ def _source(program: Program, lengths: Mapping[str, int], loops: Sequence[str], 
     constants = "\n".join(f"{name} = {value}" for name, value in lengths.items())
     return (
         f'"""One step of a model, written by Elman from the graph below; matrices in {program.precision}."""\n\n'
-        "from numba import njit\n\n"
+        "from numba import njit\nfrom numba.extending import register_jitable\n\n"
         "from elman.engine.lanes import *\n\n"
         f"{graph}\n\n{constants}\n\n\n"
         f"{''.join(loops)}"

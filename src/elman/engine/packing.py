@@ -15,7 +15,7 @@ import numpy as np
 from elman.engine.graph import Array, Graph, Shape, size_of, values_of
 
 LANES, BLOCK = 16, 64
-"""As in elman.engine.lanes, which brings Numba in."""
+"""Numbers that are computed together, and rows of a block."""
 MAX_CODE = 127
 
 Form: TypeAlias = Literal["plain", "padded", "matrix", "bytes"]

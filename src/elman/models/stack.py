@@ -23,7 +23,7 @@ from elman.models.contract import Component, LanguageModel
 from elman.models.heads import LinearHead, draw_embedding, draw_uniform
 from elman.models.noise import Noise
 from elman.models.state import State
-from elman.scan import causal_convolution
+from elman.scan.linear import causal_convolution
 
 Parts: TypeAlias = Mapping[str, Tensor]
 """The state of one layer by the names of its parts."""

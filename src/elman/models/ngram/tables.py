@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.errors import ElmanError
-from elman.scan import compiled
+from elman.scan.linear import compiled
 
 Ids: TypeAlias = NDArray[np.int64]
 Reals: TypeAlias = NDArray[np.float64]

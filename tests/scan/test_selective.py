@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import elman.scan
-from elman.selective import selective_scan
+import elman.scan.linear
+from elman.scan.selective import selective_scan
 
 BACKENDS = ("sequential", "parallel", "compiled")
 LENGTHS = [1, 2, 3, 513]
@@ -97,7 +97,7 @@ def test_views_are_read_as_they_are_seen_and_left_alone():
 def test_the_number_of_threads_changes_no_bit(rows, monkeypatch):
     given = drawn(rows=rows, channels=300)
     alone = results_and_gradients(given, "compiled")
-    monkeypatch.setattr(elman.scan, "_MIN_NUMBERS_PER_THREAD", 1)
+    monkeypatch.setattr(elman.scan.linear, "_MIN_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert all(map(torch.equal, results_and_gradients(given, "compiled"), alone))
 

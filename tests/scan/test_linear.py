@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import elman.scan
+import elman.scan.linear
 from elman.cells.primitives import short_convolution
-from elman.scan import causal_convolution, linear_recurrence
+from elman.scan.linear import causal_convolution, linear_recurrence
 
 BACKENDS = ("sequential", "parallel", "compiled")
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -114,14 +114,14 @@ def test_the_number_of_threads_changes_no_bit(rows, monkeypatch):
     given = drawn(rows=rows, steps=9, width=8)
     weights = torch.ones_like(given[0])
     alone = (*linear_recurrence(*given, "compiled"), *gradients(given, "compiled", weights))
-    monkeypatch.setattr(elman.scan, "_MIN_NUMBERS_PER_THREAD", 1)
+    monkeypatch.setattr(elman.scan.linear, "_MIN_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     together = (*linear_recurrence(*given, "compiled"), *gradients(given, "compiled", weights))
     assert all(map(torch.equal, together, alone))
 
 
 def test_several_threads_may_call_at_once(monkeypatch):
-    monkeypatch.setattr(elman.scan, "_MIN_NUMBERS_PER_THREAD", 1)
+    monkeypatch.setattr(elman.scan.linear, "_MIN_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     inputs = [drawn(seed=seed) for seed in range(16)]
     with ThreadPoolExecutor(4) as pool:
@@ -134,7 +134,7 @@ def test_without_a_folder_for_its_cache_the_kernel_still_runs(monkeypatch):
     from numba.core import caching
 
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    forward, _ = elman.scan._kernels.__wrapped__()
+    forward, _ = elman.scan.linear._kernels.__wrapped__()
     a, b, h0 = drawn()
     h = np.zeros(a.shape)
     forward(a.numpy(), b.numpy(), h0.numpy(), h, 0, 3, 0, 5)
@@ -153,7 +153,7 @@ def test_without_a_folder_for_its_cache_the_kernel_still_runs(monkeypatch):
 )
 def test_without_a_wish_the_form_follows_from_length_dtype_and_device(steps, dtype, device, chosen, monkeypatch):
     for name in ("_sequential", "_parallel", "_compiled"):
-        monkeypatch.setattr(elman.scan, name, lambda *given, name=name: (name, given))
+        monkeypatch.setattr(elman.scan.linear, name, lambda *given, name=name: (name, given))
     like = torch.zeros(2, steps, 3, dtype=dtype, device=device)
     assert linear_recurrence(like, like, like[:, 0])[0] == chosen
 
@@ -210,7 +210,7 @@ def test_gradients_of_the_convolution_of_both_orders_are_those_of_finite_differe
 def test_the_number_of_threads_changes_no_bit_of_a_convolution(rows, monkeypatch):
     given = convolved(9, rows=rows)
     alone = convolution_gradients(given, causal_convolution)
-    monkeypatch.setattr(elman.scan, "_MIN_NUMBERS_PER_THREAD", 1)
+    monkeypatch.setattr(elman.scan.linear, "_MIN_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert all(map(torch.equal, convolution_gradients(given, causal_convolution), alone))
 
@@ -218,5 +218,5 @@ def test_the_number_of_threads_changes_no_bit_of_a_convolution(rows, monkeypatch
 def test_a_convolution_that_is_not_compiled_gives_the_same(monkeypatch):
     given = convolved(9)
     expected = convolution_gradients(given, causal_convolution)
-    monkeypatch.setattr(elman.scan, "backend_for", lambda like: "parallel")
+    monkeypatch.setattr(elman.scan.linear, "backend_for", lambda like: "parallel")
     torch.testing.assert_close(convolution_gradients(given, causal_convolution), expected, **EXACT)

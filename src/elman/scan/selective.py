@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elman.scan import (
+from elman.scan.linear import (
     Array,
     Backend,
     backend_for,
@@ -57,7 +57,7 @@ def selective_scan(
         D_D: what passes by the state.
         h0_BDN: the state before the first step.
         backend: ``compiled`` is a kernel for the CPU, in float32 and float64; ``sequential`` and ``parallel`` are those
-            of :func:`elman.scan.linear_recurrence` on whole tensors. None: as there.
+            of :func:`elman.scan.linear.linear_recurrence` on whole tensors. None: as there.
 
     Returns:
         y (B, T, D), and h (B, D, N) after the last step.
