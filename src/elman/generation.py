@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from elman.beam import beam_search
 from elman.choosing import Chooser, Floats, Rules, choose
 from elman.config import SamplingConfig
+from elman.engine import AnyStepper, Stepper, TorchStepper
 from elman.errors import ElmanError, UserError
 from elman.models.file import Bundle
 from elman.models.state import State
-from elman.reading import Reading, Unknown, read_tokens
+from elman.reading import Logits, Reading, Unknown
 from elman.text.tokenizers import Tokenizer
 
 FinishReason = Literal["length", "stop", "boundary", "interrupted"]
@@ -131,6 +132,7 @@ class Sampler:
             the same seed gives the text that would have come without the interruption.
         stop: strings that end the text, wherever the tokens cut them; the first to be complete counts.
         unknown: what to do with characters of the prompt that the model never saw.
+        stepper: the form of the model's step, from :func:`elman.engine.stepper`; none: PyTorch's.
         should_stop: polled before every token.
     """
 
@@ -144,10 +146,12 @@ class Sampler:
         seed: int = 0,
         stop: Sequence[str] = (),
         unknown: Unknown = "error",
+        stepper: AnyStepper | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         _refuse_empty(stop)
         self._bundle, self._prompt, self._unknown, self._start = bundle, prompt, unknown, start
+        self._stepper: Stepper[Any] = stepper or TorchStepper(bundle.network)
         self._rules = Rules(settings or SamplingConfig(), bundle.tokenizer)
         self._seed, self._stop, self._should_stop = seed, tuple(stop), should_stop
         self.result: Generated | None = None
@@ -170,7 +174,8 @@ class Sampler:
         return self.result
 
     def _drawn(self, start: Reading, text: _Text) -> Iterator[str]:
-        logits_BV, state = start.logits_V[None], start.state
+        logits_BV: Logits = start.logits_V[None]
+        state = self._stepper.take(start.state)
         while text.reason is None:
             if self._should_stop():
                 yield text.finish("interrupted")
@@ -178,8 +183,8 @@ class Sampler:
             (token,) = choose(logits_BV, [text.chooser])
             yield text.take(token)
             if text.reason != "boundary":
-                logits_BV, state = read_tokens(self._bundle.network, [[token]], state)
-        self.end = start.after(text.tokens, state, logits_BV[0])
+                logits_BV, state = self._stepper.step([token], state)
+        self.end = start.after(text.tokens, self._stepper.give(state), logits_BV[0])
 
     def _searched(self, start: Reading, text: _Text) -> Iterator[str]:
         settings, boundary_id = self._rules.settings, self._rules.boundary_id
@@ -217,13 +222,14 @@ def generate_batch(
     settings: SamplingConfig | None = None,
     stop: Sequence[str] = (),
     unknown: Unknown = "error",
+    stepper: AnyStepper | None = None,
 ) -> list[Generated]:
     """Draw several texts side by side, each as it comes alone, one prompt and one seed for each."""
     settings = settings or SamplingConfig()
     _refuse_empty(stop)
     if settings.num_beams > 1:
         return [
-            Sampler(bundle, prompt, settings=settings, seed=seed, stop=stop, unknown=unknown).run()
+            Sampler(bundle, prompt, settings=settings, seed=seed, stop=stop, unknown=unknown, stepper=stepper).run()
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
     rules, beginning = Rules(settings, bundle.tokenizer), Reading.start(bundle)
@@ -233,7 +239,8 @@ def generate_batch(
         return [text.result() for text in texts]
     alive = texts
     logits_BV = np.stack([starts[prompt].logits_V for prompt in prompts])
-    state = State.stack([starts[prompt].state for prompt in prompts])
+    form: Stepper[Any] = stepper or TorchStepper(bundle.network)
+    state = form.take(State.stack([starts[prompt].state for prompt in prompts]))
     while alive:
         tokens = choose(logits_BV, [text.chooser for text in alive])
         for text, token in zip(alive, tokens, strict=True):
@@ -242,7 +249,7 @@ def generate_batch(
         alive = [alive[row] for row in rows]
         if alive:
             state = state if len(rows) == len(tokens) else state.select(rows)
-            logits_BV, state = read_tokens(bundle.network, [[tokens[row]] for row in rows], state)
+            logits_BV, state = form.step([tokens[row] for row in rows], state)
     return [text.result() for text in texts]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from elman.config import SamplingConfig
 from elman.data.prepare import tokenize_text
+from elman.engine import AnyStepper, stepper
 from elman.evaluation import Evaluation, StatePolicy, evaluate_split
 from elman.generation import Generated, Sampler, generate_batch
 from elman.models.file import Bundle, load_model
@@ -18,6 +20,11 @@ from elman.translation import Translation, translate
 
 class Model(Bundle):
     """A trained network with its tokenizer, and what one does with it."""
+
+    @cached_property
+    def stepper(self) -> AnyStepper:
+        """The fastest form of the model's step, compiled where it can be (:mod:`elman.engine`), when first used."""
+        return stepper(self.network)
 
     def generate(
         self,
@@ -39,8 +46,16 @@ class Model(Bundle):
             unknown: ``skip`` leaves out characters of the prompt that the model never saw.
             sampling: the settings of :class:`elman.config.SamplingConfig` that concern one text.
         """
-        settings = _settings(sampling)
-        return Sampler(self, prompt, start=start, settings=settings, seed=seed, stop=stop, unknown=unknown).run()
+        return Sampler(
+            self,
+            prompt,
+            start=start,
+            settings=_settings(sampling),
+            seed=seed,
+            stop=stop,
+            unknown=unknown,
+            stepper=self.stepper,
+        ).run()
 
     def generate_batch(
         self,
@@ -59,7 +74,15 @@ class Model(Bundle):
         """
         rows = [prompt for prompt in prompts for _ in range(num_samples)]
         seeds = range(seed, seed + len(rows))
-        return generate_batch(self, rows, seeds=seeds, settings=_settings(sampling), stop=stop, unknown=unknown)
+        return generate_batch(
+            self,
+            rows,
+            seeds=seeds,
+            settings=_settings(sampling),
+            stop=stop,
+            unknown=unknown,
+            stepper=self.stepper,
+        )
 
     def translate(
         self, sources: Sequence[str], *, num_beams: int = 1, max_new_tokens: int = 300, length_penalty: float = 1.0

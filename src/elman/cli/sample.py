@@ -30,6 +30,7 @@ def sample(
     load_state: Path | None = None,
     save_state: Path | None = None,
     interactive: Switch = False,
+    engine: Literal["auto", "int8", "pytorch"] = "auto",
     json: Switch = False,
     cell: OwnCell = None,
     flags: SamplingFlags | None = None,
@@ -46,8 +47,10 @@ def sample(
         load_state: Go on from a place that --save-state saved; with the same seed as if nothing had come between.
         save_state: Save the place after the last token to this file.
         interactive: Write in turns with the model: see what may come next, choose, type, draw, take back.
+        engine: Form of the step: compiled where it can be (auto), compiled with matrices of 8 bits, or PyTorch's.
         json: Print one JSON object on standard output.
     """
+    from elman.engine import TorchStepper, stepper
     from elman.generation import Sampler
     from elman.models.file import load_model
     from elman.reading import Reading
@@ -64,8 +67,8 @@ def sample(
         raise UserError(f"{run!r} was trained on pairs and writes targets of sources: elman translate {run} SOURCE")
     if "\r" in beginning and bundle.tokenizer.unknown_characters("\r"):
         beginning = beginning.replace("\r\n", "\n").replace("\r", "\n")  # as the training text was read
-    if interactive and (json or stop):
-        raise UserError("--interactive writes in turns: leave out --json and --stop")
+    if interactive and (json or stop or engine != "auto"):
+        raise UserError("--interactive writes in turns: leave out --json, --stop and --engine")
     start = Reading.load(load_state, bundle) if load_state is not None else None
     # The products of one step are too small to share: a second thread would cost more than it brings.
     with num_threads(1):
@@ -73,8 +76,18 @@ def sample(
             place = (start or Reading.start(bundle)).read(beginning, unknown=unknown)
             end: Reading | None = _write_in_turns(place, sampling, seed)
         else:
+            precision: Literal["int8"] | None = "int8" if engine == "int8" else None
             sampler = Sampler(
-                bundle, beginning, start=start, settings=sampling, seed=seed, stop=stop or (), unknown=unknown
+                bundle,
+                beginning,
+                start=start,
+                settings=sampling,
+                seed=seed,
+                stop=stop or (),
+                unknown=unknown,
+                stepper=TorchStepper(bundle.network)
+                if engine == "pytorch"
+                else stepper(bundle.network, precision=precision),
             )
             _show(sampler, beginning, json=json, sampling=sampling, updates=bundle.provenance.get("updates"))
             end = sampler.end

@@ -321,9 +321,13 @@ def _written(path: Path, source: str) -> Path:
     return path
 
 
+AnyStepper: TypeAlias = Engine | TorchStepper
+"""What :func:`stepper` gives."""
+
+
 def stepper(
     network: LanguageModel, *, precision: Precision | None = None, num_threads: int | None = None
-) -> Engine | TorchStepper:
+) -> AnyStepper:
     """The fastest form of a model's step: compiled where it can be, else PyTorch's.
 
     Args:
@@ -338,7 +342,7 @@ def stepper(
         return Engine(network, precision=precision or "float32", num_threads=num_threads)
     except CannotLower as error:
         if precision == "int8":
-            raise
+            raise CannotLower(f"int8 is for compiled steps, and this one is not: {error}; take float32") from error
         return TorchStepper(network, str(error))
 
 
