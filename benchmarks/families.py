@@ -39,7 +39,7 @@ RESULTS = Path(__file__).parent / "results" / "families.json"
 TABLE = Path(__file__).parents[1] / "docs" / "families-table.md"
 
 NUM_PARAMETERS = 1_000_000
-VOCAB_SIZE = 66  # of tiny-shakespeare's characters and the boundary
+VOCAB_SIZE = 67  # of tiny-shakespeare's characters and the boundary
 RATES = (1.0, 2.0)
 """Times 0.01 for AdamW and times 0.02 for the matrices, which Muon takes."""
 ORDERS = (5.0, 6.0, 7.0, 8.0)

@@ -101,6 +101,21 @@ def test_muon_takes_the_matrices_between_hidden_layers_and_adamw_the_rest():
             assert (parameter.detach() - before[name]).abs().max() < 2e-3, name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_iteration_in_bfloat16_does_what_it_does_in_float32(dtype, monkeypatch):
+    monkeypatch.setattr("elman.training.optimizers._iteration_dtype", lambda like: dtype)
+    gradient = torch.randn(96, 48, generator=torch.Generator().manual_seed(1)) * torch.logspace(-0.5, 0.5, 48)
+    matrix = torch.nn.Parameter(torch.zeros(96, 48))
+    matrix.grad = gradient.clone()
+    Muon([(matrix, 2)], lr=1.0).step()
+    assert matrix.dtype == torch.float32
+    for block, of in zip(matrix.detach().chunk(2), gradient.chunk(2), strict=True):
+        values = torch.linalg.svdvals(block)
+        assert 0.6 < values.min() <= values.max() < 1.3
+        expected = newton_schulz(of.double().unsqueeze(0))[0]
+        assert torch.nn.functional.cosine_similarity(-block.flatten().double(), expected.flatten(), dim=0) > 0.99
+
+
 # AdamW and SGD.
 
 

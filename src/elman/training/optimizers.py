@@ -38,8 +38,9 @@ class Muon(torch.optim.Optimizer):
 
         m <- beta m + g;   u = newton_schulz(g + beta m), block by block;   W <- W (1 - lr * decay) - lr * s * u
 
-    with s = sqrt(max(1, rows / columns)) of a block. Paper: Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon/.
+    with s = sqrt(max(1, rows / columns)) of a block. Where the processor multiplies matrices of bfloat16 in hardware,
+    the iteration runs in it, as the authors' does: it brings singular values near one, not to one, in any precision.
+    Paper: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
 
     Args:
         blocks: each matrix with the number of equal blocks stacked along its rows.
@@ -70,12 +71,24 @@ class Muon(torch.optim.Optimizer):
                 blocks_NRC = ahead.view(group["blocks"], -1, ahead.shape[-1])
                 by_shape.setdefault(tuple(blocks_NRC.shape[1:]), []).append((matrix, blocks_NRC, group))
         for (rows, columns), entries in by_shape.items():
-            updates_NRC = newton_schulz(torch.cat([blocks for _, blocks, _ in entries]))
+            ahead_NRC = torch.cat([blocks for _, blocks, _ in entries])
+            updates_NRC = newton_schulz(ahead_NRC.to(_iteration_dtype(ahead_NRC))).to(ahead_NRC.dtype)
             scale = math.sqrt(max(1.0, rows / columns))
             pieces = updates_NRC.split([len(blocks) for _, blocks, _ in entries])
             for (matrix, _, group), update in zip(entries, pieces, strict=True):
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
                 matrix.add_(update.reshape(matrix.shape), alpha=-group["lr"] * scale)
+
+
+def _iteration_dtype(like: Tensor) -> torch.dtype:
+    """What Newton-Schulz is quickest in: bfloat16 in place of float32 where there is hardware for it."""
+    if like.dtype != torch.float32:
+        return like.dtype
+    if like.device.type == "cpu":
+        has_hardware = torch.cpu._is_amx_tile_supported()  # PyTorch has no public name for it that is as old
+    else:
+        has_hardware = like.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if has_hardware else torch.float32
 
 
 class Optimizer:
