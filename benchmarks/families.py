@@ -166,7 +166,7 @@ def train(text_file: Path, kind: str, choice: float, seconds: float, threads: in
     state = network.initial_state(1)
     state_bytes = {}
     with torch.no_grad():
-        for piece in tokens.split([10, *[999] * 10]):
+        for piece in tokens.split([10, *[999] * 10], dim=1):
             _, state = network.features(piece, state)
             state_bytes.setdefault("10", state.num_bytes)
     state_bytes["10000"] = state.num_bytes
