@@ -40,7 +40,7 @@ RESULTS = Path(__file__).parent / "results" / "families.json"
 NUM_PARAMETERS = 1_000_000
 VOCAB_SIZE = 67  # of tiny-shakespeare's characters and the boundary
 RATES = (0.2, 0.5, 1.0, 2.0)
-"""Times 0.01 for AdamW and times 0.02 for the matrices, which Muon takes; wide, because what is best for one wide layer is
+"""Times 0.01 for AdamW and times 0.02 for the matrices, which Muon takes. Far apart: what is best for one wide layer is
 too high for a deep stack with residual paths."""
 ORDERS = (5.0, 6.0, 7.0, 8.0)
 """Of the n-gram, which has no rate."""
