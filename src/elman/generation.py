@@ -241,6 +241,8 @@ def generate_batch(
     logits_BV = np.stack([starts[prompt].logits_V for prompt in prompts])
     form: Stepper[Any] = stepper or TorchStepper(bundle.network)
     state = form.take(State.stack([starts[prompt].state for prompt in prompts]))
+    if not starts[prompts[0]].state.tensors:  # nothing carried does not say how many rows carry it
+        state = form.initial_state(len(prompts))
     while alive:
         tokens = choose(logits_BV, [text.chooser for text in alive])
         for text, token in zip(alive, tokens, strict=True):

@@ -190,7 +190,7 @@ def _dataset_of_run(where: str | Path, config: Config | None, bundle: Bundle) ->
     """The corpus of a run, prepared as it was for the training."""
     if config is None:
         raise UserError(
-            f"{str(where)!r} is a model without its corpus: give the run folder, or a TEXT without baselines"
+            f"{str(where)!r} is a model without its corpus: give the run folder, or a TEXT (and no --baselines)"
         )
     if "-" in config.data.corpus:
         raise UserError(f"{str(where)!r} was trained on standard input, which is gone: give a TEXT to evaluate on")

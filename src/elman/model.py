@@ -10,6 +10,7 @@ from typing import Any
 from elman.config import SamplingConfig
 from elman.data.prepare import tokenize_text
 from elman.engine import AnyStepper, stepper
+from elman.errors import UserError
 from elman.evaluation import Evaluation, StatePolicy, evaluate_split
 from elman.generation import Generated, Sampler, generate_batch
 from elman.models.file import Bundle, load_model
@@ -46,6 +47,8 @@ class Model(Bundle):
             unknown: ``skip`` leaves out characters of the prompt that the model never saw.
             sampling: the settings of :class:`elman.config.SamplingConfig` that concern one text.
         """
+        if start is not None and start.bundle.network is not self.network:
+            raise UserError("start is a place in a text of another model: read the text with this one")
         return Sampler(
             self,
             prompt,

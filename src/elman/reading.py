@@ -175,7 +175,7 @@ def _checked_about(path: Path, metadata: Mapping[str, str] | None, bundle: Bundl
 def fingerprint(bundle: Bundle) -> str:
     """A digest of the weights and the tokenizer, the same wherever the model lies."""
     digest = hashlib.sha256(json.dumps(bundle.tokenizer.to_dict(), sort_keys=True).encode())
-    for name, parameter in bundle.network.named_parameters():
-        digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
-        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    for name, tensor in bundle.network.tensors().items():  # weights, or the tables of a counted model
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]

@@ -39,6 +39,12 @@ def test_what_has_no_meaning_is_refused_in_one_line(elman, run, words, what):
     assert answer.err.count("\n") == 1
 
 
+def test_a_model_without_its_text_is_not_taken_for_a_text(elman, run):
+    answer = elman("diagnose", run / "model.safetensors")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "give the run folder" in answer.err
+
+
 def test_a_text_of_nothing_is_refused(elman, tmp_path):
     (tmp_path / "empty.txt").touch()
     answer = elman("diagnose", tmp_path / "empty.txt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -81,6 +82,13 @@ def test_candidates_are_ranked_by_what_the_model_thinks_of_them(elman, run, type
     assert [row.split("  ")[0].strip() for row in rows[-3:]] == [r["text"] for r in ranking]
 
 
+def test_documents_are_ranked_apart(elman, run, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("the sat", encoding="utf-8")
+    ranking = elman("score", run, tmp_path / "a.txt", tmp_path / "b.txt", "--rank", "--json").json["ranking"]
+    assert {entry["text"] for entry in ranking} == {"the cat", "the sat"}
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -89,6 +97,7 @@ def test_candidates_are_ranked_by_what_the_model_thinks_of_them(elman, run, type
         (("--marked",), "--marked needs something to mark by"),
         (("--quantile", "1.5"), "between 0 and 1"),
         (("--top", "-1"), "accepted: 0 and more"),
+        (("--top", "3", "--by", "line"), "--top belongs to the summary"),
         (("a.txt", "b.txt", "--follow"), "--follow reads one file"),
         (("--rank",), "no text to rank"),
         ((), "the text is empty"),
@@ -107,7 +116,13 @@ def test_a_growing_file_is_followed_line_by_line(run, environment, tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("the cat\n", encoding="utf-8")
     words = [sys.executable, "-m", "elman", "score", str(run), str(log), "--follow"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a suite in the background may have been told to ignore them
+
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed_interrupts
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().endswith("the cat\n")
         with log.open("a", encoding="utf-8") as file:
@@ -116,7 +131,7 @@ def test_a_growing_file_is_followed_line_by_line(run, environment, tmp_path):
             time.sleep(0.3)
             file.write(" the mat\nand")
         assert process.stdout.readline().endswith("sat on the mat\n")
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert rest == ""
     assert process.returncode == 0

@@ -386,3 +386,9 @@ def test_naming_the_layers_takes_back_the_kind_of_a_preset():
     model = resolve({"model": {"layers": "lstm,gru"}}, preset="cpu-1min").model
     assert (model.kind, model.layers, model.embedding_size) == ("stack", ("lstm", "gru"), 128)
     assert resolve({"model": {"kind": "gru"}}, preset="cpu-1min").model.kind == "gru"
+
+
+@pytest.mark.parametrize("layers", ["mlstm,transformer", "transformer,mlstm"])
+def test_the_conditions_of_every_cell_of_a_mixed_stack_hold_in_any_order(layers):
+    with pytest.raises(ValidationError, match="heads of even width"):
+        model_config({"layers": layers, "hidden_size": 12, "num_heads": 4})

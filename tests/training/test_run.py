@@ -531,6 +531,10 @@ def test_resume_auto_starts_a_run_or_goes_on_with_it(corpus: Path, undisturbed: 
 def test_resume_auto_begins_anew_what_was_killed_before_it_saved_anything(corpus: Path, tmp_path: Path) -> None:
     run = train(corpus, out=tmp_path / "run", **settings(max_updates=2))
     shutil.rmtree(run.checkpoints)
+    with pytest.raises(ConfigError, match="holds a model but no checkpoint"):  # which is not to be lost
+        train(corpus, out=tmp_path / "run", resume="auto", **settings(max_updates=3))
+    run.model.unlink()
+    (run.checkpoints / "update-00000000-00.tmp").mkdir(parents=True)
     again = train(corpus, out=tmp_path / "run", resume="auto", **settings(max_updates=3))
     assert [r["update"] for r in again.records() if r["kind"] == "update"] == [1, 2, 3]
 
@@ -546,3 +550,15 @@ def test_resume_auto_refuses_other_settings_and_goes_by_the_folder_alone(corpus:
         train(corpus, resume="auto", **settings(max_updates=2))
     with pytest.raises(ConfigError, match="leave --overwrite out"):
         train(corpus, out=tmp_path / "run", resume="auto", overwrite=True, **settings(max_updates=2))
+
+
+def test_resume_auto_goes_by_the_budgets_given_now(corpus: Path, tmp_path: Path) -> None:
+    train(corpus, out=tmp_path / "run", **settings(max_updates=4))
+    run = train(corpus, out=tmp_path / "run", resume="auto", **settings(max_tokens=4 * 16 * 6))
+    assert [r["update"] for r in run.records() if r["kind"] == "update"] == list(range(1, 7))
+
+
+def test_a_folder_that_a_killed_run_began_is_taken(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "samples").mkdir(parents=True)
+    (tmp_path / "run" / "run.toml.tmp").touch()
+    assert list(train(corpus, out=tmp_path / "run", resume="auto", **settings(max_updates=1)).records())

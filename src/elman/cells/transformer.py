@@ -32,7 +32,7 @@ class TransformerConfig(FeedForwardConfig):
     """Number W of tokens that a layer attends to, the one at hand included."""
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def _heads_have_an_even_width(self) -> Self:
         pairs = 2 * self.num_heads
         if rest := self.hidden_size % pairs:
             raise ValueError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elman.cli.flags import OwnCell, Switch
-from elman.errors import TextError
+from elman.errors import TextError, UserError
 
 if TYPE_CHECKING:
     from elman.inspection.repetition import Diagnosis, Repetition
@@ -34,6 +34,10 @@ def diagnose(
     """
     from elman.inspection import repetition
 
+    if Path(what).suffix in (".safetensors", ".arpa"):
+        raise UserError(
+            f"{what!r} is a model without its training text, which its texts are held against: give the run"
+        )
     if Path(what).is_dir():
         found = repetition.diagnose(what, num_tokens=num_tokens, num_samples=num_samples, seed=seed, cell=cell)
         _print_diagnosis(found, json=json)

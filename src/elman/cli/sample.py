@@ -50,7 +50,7 @@ def sample(
         engine: Form of the step: compiled where it can be (auto), compiled with matrices of 8 bits, or PyTorch's.
         json: Print one JSON object on standard output.
     """
-    from elman.engine import TorchStepper, stepper
+    from elman.engine import CannotLower, TorchStepper, stepper
     from elman.generation import Sampler
     from elman.models.file import load_model
     from elman.reading import Reading
@@ -76,7 +76,14 @@ def sample(
             place = (start or Reading.start(bundle)).read(beginning, unknown=unknown)
             end: Reading | None = _write_in_turns(place, sampling, seed)
         else:
-            precision: Literal["int8"] | None = "int8" if engine == "int8" else None
+            try:
+                form = (
+                    TorchStepper(bundle.network)
+                    if engine == "pytorch"
+                    else stepper(bundle.network, precision="int8" if engine == "int8" else None)
+                )
+            except CannotLower as error:
+                raise UserError(f"--engine int8: {error}; give --engine auto") from None
             sampler = Sampler(
                 bundle,
                 beginning,
@@ -85,9 +92,7 @@ def sample(
                 seed=seed,
                 stop=stop or (),
                 unknown=unknown,
-                stepper=TorchStepper(bundle.network)
-                if engine == "pytorch"
-                else stepper(bundle.network, precision=precision),
+                stepper=form,
             )
             _show(sampler, beginning, json=json, sampling=sampling, updates=bundle.provenance.get("updates"))
             end = sampler.end

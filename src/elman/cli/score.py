@@ -37,7 +37,7 @@ def score(
     threshold: float | None = None,
     quantile: float | None = None,
     marked: Switch = False,
-    top: int = 10,
+    top: int | None = None,
     rank: Switch = False,
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)] = "",
     json: Switch = False,
@@ -53,12 +53,13 @@ def score(
         threshold: Mark lines with more nats per token than this, or tokens with more nats.
         quantile: Mark those above this quantile of the 10,000 before them, such as 0.99.
         marked: Print the marked ones alone.
-        top: How many of the most surprising places to show.
+        top: How many of the most surprising places to show; none: 10.
         rank: Every line is a text of its own: the most probable first.
         prompt: What stands before each of the texts to rank, given and not scored.
         json: One JSON object on standard output; with --by or --follow one on each line.
     """
     from elman.models.file import load_model
+    from elman.translation import is_of_pairs
 
     if rank and (by or follow or threshold is not None or quantile is not None):
         raise UserError("--rank scores whole texts: leave --by, --follow, --threshold and --quantile out")
@@ -66,16 +67,20 @@ def score(
         raise UserError("--prompt belongs to --rank")
     if marked and threshold is None and quantile is None:
         raise UserError("--marked needs something to mark by: --threshold NATS or --quantile SHARE")
-    if top < 0:
+    if top is not None and top < 0:
         raise UserError(f"--top is {top}; accepted: 0 and more")
     bundle = load_model(run, cell=cell)
+    if is_of_pairs(bundle):
+        raise UserError(f"{run!r} was trained on pairs, of which the source is given: elman eval {run} PAIRS judges it")
+    if top is not None and (rank or by or follow or threshold is not None or quantile is not None):
+        raise UserError("--top belongs to the summary: leave it out with --by, --follow, --rank and marks")
     pieces = _pieces(bundle, text or ("-",), follow)
     if rank:
         _print_ranking(bundle, pieces, prompt, json=json)
     elif by or follow or threshold is not None or quantile is not None:
         _print_as_read(bundle, pieces, by or "line", _Marks(threshold, quantile), only_marked=marked, json=json)
     else:
-        _print_summary(bundle, pieces, top, json=json)
+        _print_summary(bundle, pieces, 10 if top is None else top, json=json)
 
 
 def _pieces(bundle: Bundle, names: tuple[str, ...], follow: bool) -> Iterator[Piece]:
@@ -238,7 +243,8 @@ def _print_ranking(bundle: Bundle, pieces: Iterator[Piece], prompt: str, *, json
     from elman.cli.output import clean, figure, print_json, print_table
     from elman.scoring import score_texts
 
-    texts = [line for line in "".join(piece.text for piece in pieces).split("\n") if line]
+    whole = "".join("\n" * piece.starts_document + piece.text for piece in pieces)
+    texts = [line for line in whole.split("\n") if line]
     if not texts:
         raise TextError("there is no text to rank: give one on each line")
     ranked: list[TextScore] = sorted(score_texts(bundle, texts, prompt=prompt), key=lambda found: found.nats)

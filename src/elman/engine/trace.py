@@ -40,9 +40,14 @@ def trace(network: LanguageModel) -> Graph:
             raise CannotLower(f"the part {name!r} of its state grows with the text")
     token_B = torch.zeros(1, dtype=torch.int64, device=network.device)
     recorder = _Recorder(network, token_B, state.tensors)
-    with torch.no_grad(), recorder:
-        features_BF, after = network.step(token_B, state)
-        logits_BTV = network.head.logits(features_BF.unsqueeze(1))
+    try:
+        with torch.no_grad(), recorder:
+            features_BF, after = network.step(token_B, state)
+            logits_BTV = network.head.logits(features_BF.unsqueeze(1))
+    except ElmanError:
+        raise
+    except Exception as error:  # an operation in a form that nobody thought of
+        raise CannotLower(f"its step cannot be traced ({type(error).__name__}: {error})") from error
     graph = recorder.graph(logits_BTV, after.tensors)
     if graph.logits in graph.fixed:
         raise CannotLower("its logits do not come from the token by operations of PyTorch")
@@ -460,7 +465,7 @@ def _mv(r: _Recorder, matrix: Tensor, x: Tensor) -> int:
 
 
 _FORMS: dict[str, _Form] = {
-    **dict.fromkeys(("lift_fresh", "detach", "clone", "alias", "_to_copy", "contiguous", "copy"), _same),
+    **dict.fromkeys(("lift_fresh", "detach", "clone", "alias", "_to_copy", "contiguous"), _same),
     **{name: _unary(name) for name in ("neg", "exp", "log", "sqrt", "abs", "relu", "tanh", "sigmoid")},
     **{name: _binary(name) for name in ("add", "sub", "mul", "div", "maximum", "minimum")},
     "rsub": _reversed_sub,

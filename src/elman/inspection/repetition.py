@@ -29,6 +29,7 @@ from elman.errors import TextError, UserError
 from elman.generation import generate_batch
 from elman.judge import dataset_of_run
 from elman.models.file import Bundle, load_model
+from elman.translation import is_of_pairs
 
 Ids: TypeAlias = npt.NDArray[np.integer[Any]]
 Verdict: TypeAlias = Literal["none", "decoding", "training", "data"]
@@ -45,9 +46,10 @@ _MAX_CORPUS_TOKENS = 4_000_000
 _TOKENS_AT_ONCE = 512
 
 _WORDS: Mapping[Verdict, str] = {
-    "none": "nothing loops: drawn texts repeat themselves no more than the training text",
-    "decoding": "decoding: a fair draw is as varied as the training text, colder ones loop; draw at a higher "
-    "temperature, with --top-p or --min-p, or give --repetition-penalty or --no-repeat-ngram-size",
+    "none": "nothing loops: drawn texts repeat themselves no more than the training text (nor would noise: look at the "
+    "validation figure too)",
+    "decoding": "decoding: a fair draw repeats itself no more than the training text, colder ones loop; draw at a "
+    "higher temperature, with --top-p or --min-p, or give --repetition-penalty or --no-repeat-ngram-size",
     "training": "training: even a fair draw loops, and the training text does not; train longer or at a lower rate, "
     "and look at the validation figure",
     "data": "data: the training text repeats itself, and the model has learned that; remove duplicates and train again",
@@ -189,10 +191,14 @@ def diagnose(
         cell: a person's own cell, where the model was trained with one.
 
     Raises:
-        UserError: the folder has no corpus, or the training text is too short.
+        UserError: the folder has no corpus, the training text is too short, or the model is one of pairs.
     """
-    train = dataset_of_run(where, cell=cell).train.tokens
     bundle = load_model(where, cell=cell)
+    if is_of_pairs(bundle):
+        raise UserError(
+            f"{str(where)!r} was trained on pairs and writes no text of its own: give a model of plain text"
+        )
+    train = dataset_of_run(where, cell=cell).train.tokens
     return diagnose_model(bundle, train, num_tokens=num_tokens, num_samples=num_samples, seed=seed)
 
 

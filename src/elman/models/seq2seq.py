@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import cast
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -186,7 +187,14 @@ def _cells(config: Seq2SeqConfig, num_layers: int) -> list[Cell]:
     cells: list[Cell] = []
     for _ in range(num_layers):
         input_size = cells[-1].output_size if cells else config.embedding_size
-        cells.append(cell(cell.Config(hidden_size=config.hidden_size), input_size))
+        try:
+            of_cell = cell.Config(hidden_size=config.hidden_size)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise ConfigError(
+                f"model.cell {config.cell!r}: {fault.get('ctx', {}).get('error', fault['msg'])}"
+            ) from None
+        cells.append(cell(of_cell, input_size))
     return cells
 
 

@@ -326,7 +326,7 @@ class _FileSource(Source):
         for number, line in enumerate(lines_of(file, self.config, tally), 1):
             if not line.strip():
                 continue
-            source, tab, rest = line.partition("\t")
+            source, tab, rest = line.rstrip("\r\n").partition("\t")
             if not tab:
                 raise TextError(
                     f"{file.name}, line {number} has no tab; with data.pairs each line is a source, a tab and a target"

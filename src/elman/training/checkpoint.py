@@ -94,6 +94,11 @@ def newest_checkpoint(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
     raise ModelFileError(f"no checkpoint in {str(folder)!r} to go on from{damaged}")
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is one that was written to its end, be it damaged since or not."""
+    return any(_checkpoints(folder))
+
+
 def _checkpoints(folder: Path) -> Iterator[Path]:
     return (path for path in folder.glob("update-*") if path.suffix != ".tmp" and path.is_dir())
 

@@ -172,7 +172,8 @@ def new_run(path: Path | None, config: Config, *, overwrite: bool) -> Run:
         return _numbered(config)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        is_empty = not any(path.iterdir())
+        # A run that was killed while it made its folder may have left no more than this.
+        is_empty = {entry.name for entry in path.iterdir()} <= {"samples", "run.toml.tmp"}
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"the run folder {str(path)!r} cannot be made ({reason}): give another --out") from None

@@ -19,7 +19,7 @@ from elman.data.prepare import Dataset, prepare
 from elman.errors import ConfigError
 from elman.models.contract import CountedModel
 from elman.settings import Config, resolve, resolve_run, with_corpus
-from elman.training.checkpoint import newest_checkpoint
+from elman.training.checkpoint import has_checkpoint, newest_checkpoint
 from elman.training.folder import Run, as_stored, new_run
 from elman.training.keeper import Keeper
 from elman.training.loop import Callback, Trainer
@@ -69,7 +69,7 @@ def train(
         watch: dict[str, Any] = {"callbacks": callbacks, "should_stop": should_stop, "tensorboard": tensorboard}
         if (found := _go_on(Path(out), resolved, watch)) is not None:
             return found
-        overwrite = (Path(out) / "run.toml").is_file()  # of a run that was killed before it could save anything
+        overwrite = (Path(out) / "run.toml").is_file()  # of a run that was killed before it could save anything at all
     run = new_run(None if out is None else Path(out), resolved, overwrite=overwrite)
     with run.held():
         try:
@@ -90,7 +90,15 @@ def _go_on(path: Path, config: Config, watch: Mapping[str, Any]) -> Run | None:
     Raises:
         ConfigError: the run there has other settings.
     """
-    if not (path / "run.toml").is_file() or not any((path / "checkpoints").glob("update-*")):
+    if not (path / "run.toml").is_file():
+        return None
+    run = Run(path)
+    if not has_checkpoint(run.checkpoints):
+        if run.model.exists() or any(run.checkpoints.glob("damaged-*")):
+            raise ConfigError(
+                f"the run {str(path)!r} holds a model but no checkpoint to go on from: give another --out, or "
+                "--overwrite in place of --resume auto"
+            )
         return None
     cell = config.model.kind if is_own_cell(config.model.kind) else None
     theirs, mine = resolve_run(path / "run.toml", cell=cell).to_dict(), as_stored(config).to_dict()
@@ -104,7 +112,8 @@ def _go_on(path: Path, config: Config, watch: Mapping[str, Any]) -> Run | None:
                     f"the run {str(path)!r} has {where} {other!r}, {value!r} was given: give the settings it was "
                     "started with, or another --out"
                 )
-    budgets = {name: getattr(config.training, name) for name in BUDGETS}
+    # A budget that the run had and that is not given any more no longer holds: the word stands for it.
+    budgets: dict[str, Any] = {name: getattr(config.training, name) or "none" for name in BUDGETS}
     return resume(path, cell=cell, **watch, **budgets)
 
 
