@@ -33,7 +33,7 @@ class StopOnSignal(Callback):
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # no other may set handlers
             for number in (s for s in signal.Signals if s.name in _SIGNALS):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+                if not (number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):  # as nohup sets it
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
