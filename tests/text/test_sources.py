@@ -161,7 +161,7 @@ def test_given_parts_are_kept_apart_and_said(tmp_path):
 
 def test_given_parts_under_the_names_of_published_corpora(tmp_path):
     (tmp_path / "wiki.train.tokens").write_text("a")
-    (tmp_path / "wiki.test.tokens.gz").write_bytes(gzip.compress(b"b"))
+    (tmp_path / "wiki.test.tokens.gz").write_bytes(gzip.compress(b"b", mtime=0))
     corpus = opened(tmp_path)
     assert {part: documents(source) for part, source in corpus.parts.items()} == {"train": ["a"], "test": ["b"]}
     (tmp_path / "train.txt").write_text("c")
@@ -310,7 +310,7 @@ def test_an_unknown_encoding_names_the_nearest(tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "what"),
-    [(b"PK\x03\x04\xff", "a zip archive"), (b"%PDF-1.4\n\xff", "a PDF"), (gzip.compress(b"x"), "gzip data")],
+    [(b"PK\x03\x04\xff", "a zip archive"), (b"%PDF-1.4\n\xff", "a PDF"), (gzip.compress(b"x", mtime=0), "gzip data")],
 )
 def test_binary_files_are_recognised(tmp_path, data, what):
     (tmp_path / "good.txt").write_text("x")
