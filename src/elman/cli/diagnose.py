@@ -35,9 +35,7 @@ def diagnose(
     from elman.inspection import repetition
 
     if Path(what).suffix in (".safetensors", ".arpa"):
-        raise UserError(
-            f"{what!r} is a model without its training text, which its texts are held against: give the run"
-        )
+        raise UserError(f"{what!r} is a model without the text it was trained on: give the run folder")
     if Path(what).is_dir():
         found = repetition.diagnose(what, num_tokens=num_tokens, num_samples=num_samples, seed=seed, cell=cell)
         _print_diagnosis(found, json=json)
