@@ -188,7 +188,7 @@ class StackConfig(EmbeddingConfig):
     @property
     def cell_names(self) -> tuple[str, ...]:
         """The cell of each layer, from the first."""
-        raise NotImplementedError
+        raise NotImplementedError  # one name for all layers, or a list: the two stacks below say which
 
     @model_validator(mode="after")
     def _surroundings_fit(self) -> Self:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+# Numba brings llvmlite, which has no types. The kernels below have none either: Numba finds those of their arguments.
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import cfunc, njit, types
 from numba.core import cgutils

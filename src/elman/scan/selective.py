@@ -155,7 +155,7 @@ _T0, _T2, _T3, _T4, _T5, _T6, _T7 = (np.float32(1 / divisor) for divisor in (1, 
 
 def _exp(value: Any) -> Any:
     """e^value for a value that is not positive; in float32 e^-87 for all below. In kernels only."""
-    raise NotImplementedError
+    raise NotImplementedError  # outside of a kernel; inside, Numba puts the overload below in its place
 
 
 def _let_numba_know_exp() -> None:
