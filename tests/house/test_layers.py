@@ -10,7 +10,7 @@ import pytest
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
-    ("text", "scan"),
+    ("text", "scan", "page"),
     ("cells", "metrics"),
     ("models",),
     ("engine",),
@@ -28,7 +28,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # These answer before torch, which takes seconds to import, is needed.
 TORCH_INSIDE_FUNCTIONS_ONLY = ("errors", "config", "settings", "cells")
-NO_TORCH_AT_ALL = ("errors", "config", "text")
+NO_TORCH_AT_ALL = ("errors", "config", "text", "page")
 
 
 def imported_modules(tree: ast.AST, module: str, is_package: bool) -> list[tuple[ast.AST, str]]:

@@ -1,0 +1,214 @@
+"""One offline HTML page: text, tables, pictures and coloured text, readable on a phone and printable.
+
+    page = Page("A run at a glance", "A character LSTM, trained for three minutes on the plays.")
+    page.section("How good it is", "Measured on the last tenth of the text.")
+    page.numbers({"bits per character": 2.146, "perplexity": 4.43})
+    figure, axes = new_figure()
+    axes.plot(updates, nats)
+    page.figure(figure, "Loss while it trained. Lower is better.")
+    page.write(Path("report.html"))
+
+Whatever is shown is escaped. The page fetches nothing, runs no script and carries no date, so that the same results
+give the same file.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elman.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#3b6fb6", "#d1662c", "#3f8f5b", "#8a5aa8", "#b3415a", "#7a6a4f", "#3a9aa5", "#8c8c8c")
+"""Of the lines of a picture, in this order; told apart by lightness too."""
+_SHADES = 12
+"""Steps on either side of the middle of a scale in coloured text."""
+
+
+class Piece(NamedTuple):
+    """Part of a coloured text."""
+
+    text: str
+    value: float
+    """Where it stands on the scale: -1 to 1, and 0 has no colour. What lies outside, or is no number, is cut to it."""
+    note: str = ""
+    """Shown when the pointer rests on it."""
+
+
+class Page:
+    """A page that grows from the top down.
+
+    Args:
+        title: of the page.
+        lead: what it shows, in a sentence or two.
+    """
+
+    def __init__(self, title: str, lead: str = "") -> None:
+        self.title, self.lead = title, lead
+        self._blocks: list[dict[str, Any]] = []
+        self._num_figures = 0
+
+    def section(self, heading: str, text: str = "") -> None:
+        """Begin a section; the contents at the top lead to it."""
+        self._add("section", heading=heading, anchor=f"section-{len(self._blocks)}")
+        if text:
+            self.text(text)
+
+    def text(self, paragraph: str) -> None:
+        """Add a paragraph."""
+        self._add("text", paragraph=paragraph)
+
+    def numbers(self, values: Mapping[str, object]) -> None:
+        """Add a row of large figures, each above its name."""
+        self._add("numbers", values={name: shown(value) for name, value in values.items()})
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> None:
+        """Add a table. Numbers stand right-aligned, as :func:`shown` writes them."""
+        cells = [[(shown(cell), isinstance(cell, int | float)) for cell in row] for row in rows]
+        self._add("table", columns=columns, rows=cells, caption=caption)
+
+    def code(self, text: str, caption: str = "") -> None:
+        """Add text as it is: a sample, a settings file, a command."""
+        self._add("code", text=text, caption=caption)
+
+    def fold(self, summary: str, text: str) -> None:
+        """Add long text as it is, which opens when it is asked for, and always on paper."""
+        self._add("fold", summary=summary, text=text)
+
+    def figure(self, figure: Figure, caption: str) -> None:
+        """Add a picture, as SVG within the page."""
+        self._num_figures += 1
+        self._add("figure", svg=_inline_svg(figure, f"figure-{self._num_figures}"), caption=caption)
+
+    def coloured(self, pieces: Iterable[Piece], low: str, high: str, caption: str = "") -> None:
+        """Add a text whose pieces are coloured by their values.
+
+        Args:
+            pieces: the text in order; line breaks are kept.
+            low: what -1 means, blue; empty where no value is below 0.
+            high: what 1 means, orange.
+            caption: above the text.
+        """
+        runs = []
+        # Neighbours that look alike become one element: a page of a long text stays small.
+        for (shade, note), group in groupby(pieces, key=lambda piece: (_shade(piece.value), piece.note)):
+            runs.append({"shade": shade, "note": note, "text": "".join(piece.text for piece in group)})
+        self._add("coloured", runs=runs, low=low, high=high, caption=caption)
+
+    def columns(self, texts: Mapping[str, str]) -> None:
+        """Add several texts side by side, each under its name; one below the other where there is no room."""
+        self._add("columns", texts=dict(texts))
+
+    def _add(self, kind: str, **values: Any) -> None:
+        self._blocks.append({"kind": kind, **values})
+
+    def html(self) -> str:
+        """The page as one string."""
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+        loader = PackageLoader("elman.page", "")
+        environment = Environment(
+            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        template = environment.get_template("page.html")
+        sections = [block for block in self._blocks if block["kind"] == "section"]
+        return template.render(
+            title=self.title, lead=self.lead, blocks=self._blocks, sections=sections, shades=_SHADES
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the page to a file. Raises UserError: it cannot be written."""
+        try:
+            path.write_text(self.html(), "utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: the page cannot be written ({error.strerror}); name another file") from None
+
+
+def shown(value: object) -> str:
+    """A value as a page shows it: whole numbers with commas, others to four figures, nothing as a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        return "infinite" if math.isinf(value) else "not a number"
+    if value and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.3g}"
+    decimals = 4 if abs(value) < 1 else max(0, 3 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def new_figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4) -> tuple[Figure, Any]:
+    """A picture in the page's style: the figure, and its axes as ``Figure.subplots`` gives them.
+
+    Args:
+        rows: of axes.
+        columns: of axes.
+        width: of the whole, in inches; 8 fills a page.
+        height: the same.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.patch.set_alpha(0.0)
+    axes = figure.subplots(rows, columns)
+    for one in np.ravel(axes):
+        _style(one)
+    return figure, axes
+
+
+def _style(axes: Axes) -> None:
+    """Quiet frame, faint grid, the page's colours."""
+    axes.set_prop_cycle(color=list(COLOURS))
+    axes.set_axisbelow(True)
+    axes.patch.set_alpha(0.0)
+    axes.grid(True, color="#88888833", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#888888")
+    axes.tick_params(colors="#666666", labelcolor="#444444", labelsize=9)
+
+
+def write_svg(figure: Figure, path: Path) -> None:
+    """Write a picture to a file of its own, on white."""
+    figure.patch.set(alpha=1.0, facecolor="white")
+    path.write_text(_svg(figure), "utf-8")
+
+
+def _svg(figure: Figure) -> str:
+    import matplotlib
+
+    # Text stays text: small, searchable, in the reader's font. A fixed salt and no date: the same picture, the same file.
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "elman", "font.family": "sans-serif"}
+    out = io.StringIO()
+    with matplotlib.rc_context(settings):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return re.sub(r"[ \t]+$", "", out.getvalue(), flags=re.MULTILINE)
+
+
+def _inline_svg(figure: Figure, name: str) -> Any:
+    from markupsafe import Markup
+
+    svg = _svg(figure)
+    svg = svg[svg.index("<svg") :]
+    # Every picture numbers its parts from one; within a page an id may stand only once.
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    return Markup(re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', svg, count=1))
+
+
+def _shade(value: float) -> int:
+    return 0 if math.isnan(value) else round(max(-1.0, min(1.0, value)) * _SHADES)
