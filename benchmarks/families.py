@@ -1,13 +1,13 @@
 """Every family of language model on one text: equal parameters, equal seconds of training, one table.
 
-    python benchmarks/families.py sweep tiny-shakespeare.txt --updates 300
+    python benchmarks/families.py sweep tiny-shakespeare.txt --seconds 30
     python benchmarks/families.py train tiny-shakespeare.txt --seconds 120
     python benchmarks/families.py table
 
 ``sweep`` chooses. The last tenth of the text is put aside; of the rest, nine tenths train and one tenth judges. Every
-family gets the same rates for the same number of updates, so that a busy machine changes nothing. ``train`` trains each
-family with its best rate on the first nine tenths for so many seconds, and judges it once on the last tenth: the whole
-of it, one stream, carried state. Nothing else should run meanwhile. ``table`` prints what was found as Markdown.
+family gets the same rates for the same number of seconds. ``train`` trains each family with its best choice
+on the first nine tenths, and judges it once on the last tenth: the whole of it, one stream, carried state. Nothing else
+should run meanwhile. ``table`` prints what was found as Markdown.
 
 Results are added to ``benchmarks/results/families.json`` after each step; what is there already is not done again.
 """
@@ -39,11 +39,13 @@ RESULTS = Path(__file__).parent / "results" / "families.json"
 
 NUM_PARAMETERS = 1_000_000
 VOCAB_SIZE = 67  # of tiny-shakespeare's characters and the boundary
-RATES = (0.2, 0.5, 1.0, 2.0)
-"""Times 0.01 for AdamW and times 0.02 for the matrices, which Muon takes. Far apart: what is best for one wide layer is
-too high for a deep stack with residual paths."""
-ORDERS = (5.0, 6.0, 7.0, 8.0)
-"""Of the n-gram, which has no rate."""
+RATES = {
+    "0.01/0.02": {"learning_rate": 0.01, "matrix_learning_rate": 0.02},
+    "0.02/0.04": {"learning_rate": 0.02, "matrix_learning_rate": 0.04},
+}
+"""What every family is tried with: the rate of AdamW, and that of the matrices, which Muon takes."""
+ORDERS = {f"order {order}": order for order in (5, 6, 7, 8)}
+"""The same for the n-gram, which has no rate."""
 SEED = 1
 
 
@@ -60,6 +62,11 @@ def deep(width: int) -> dict[str, Any]:
 def deep_with_feedforward(width: int) -> dict[str, Any]:
     """The same for the kinds that put a feed-forward network around their cell."""
     return deep(width) | {"feedforward_size": 8 * width // 3}
+
+
+def transformer(width: int) -> dict[str, Any]:
+    """The same, over two segments' worth of tokens."""
+    return deep_with_feedforward(width) | {"attention_window": 128}
 
 
 def window(width: int) -> dict[str, Any]:
@@ -83,16 +90,16 @@ FAMILIES: dict[str, Callable[[int], dict[str, Any]] | None] = {
     "slstm": deep_with_feedforward,
     "mlstm": deep_with_feedforward,
     "gated_deltanet": deep_with_feedforward,
-    "transformer": deep_with_feedforward,
+    "transformer": transformer,
 }
 """How each family's settings follow from a width; the width is then chosen for the number of parameters."""
 
 
-def settings_of(kind: str, choice: float) -> dict[str, Any]:
+def settings_of(kind: str, choice: str) -> dict[str, Any]:
     """The model section of a family at about a million parameters; of the n-gram, which has none, by its order."""
     of_width = FAMILIES[kind]
     if of_width is None:
-        return {"kind": kind, "order": int(choice)}
+        return {"kind": kind, "order": ORDERS[choice]}
 
     def size(width: int) -> int:
         config = model_config({"kind": kind} | of_width(width))
@@ -102,16 +109,15 @@ def settings_of(kind: str, choice: float) -> dict[str, Any]:
     return {"kind": kind} | of_width(width)
 
 
-def training_of(kind: str, rate: float, **budget: Any) -> dict[str, Any]:
+def training_of(kind: str, choice: str, **budget: Any) -> dict[str, Any]:
     """The training section; a counted model takes none of it."""
     if FAMILIES[kind] is None:
         return {}
     return {
+        **RATES[choice],
+        "optimizer": "muon",
         "batch_size": 32,
         "bptt": 64,
-        "optimizer": "muon",
-        "learning_rate": 0.01 * rate,
-        "matrix_learning_rate": 0.02 * rate,
         "adam_beta2": 0.99,
         "reset_probability": 0.01,
         "warmup_updates": 50,
@@ -122,8 +128,8 @@ def training_of(kind: str, rate: float, **budget: Any) -> dict[str, Any]:
 QUIET = {"evaluation": {"every_updates": 10**9, "max_tokens": 1000}, "sampling": {"every_updates": 10**9}}
 
 
-def sweep(text: str, kind: str, updates: int) -> dict[str, float]:
-    """Nats on the slice for every rate, or order."""
+def sweep(text: str, kind: str, seconds: float, threads: int) -> dict[str, float]:
+    """Nats on the slice for every choice."""
     training = text[: int(0.9 * len(text))]
     border = int(0.9 * len(training))
     found = {}
@@ -135,18 +141,18 @@ def sweep(text: str, kind: str, updates: int) -> dict[str, float]:
         for choice in ORDERS if FAMILIES[kind] is None else RATES:
             started = time.perf_counter()
             out, model = Path(name) / f"run-{choice}", settings_of(kind, choice)
-            section = training_of(kind, choice, max_updates=updates, num_threads=1)
+            section = training_of(kind, choice, max_seconds=seconds, num_threads=threads)
             try:
                 run = elman.train(folder, out=out, seed=SEED, model=model, training=section, **QUIET)
                 nats = elman.evaluate(run.path, split="valid").evaluation.score.nats_per_token
             except TrainingError:
                 nats = float("inf")
-            found[str(choice)] = round(nats, 4)
-            print(f"{kind:20s} {choice:<4} {nats:.4f} nats, {time.perf_counter() - started:.0f} s", flush=True)
+            found[choice] = round(nats, 4)
+            print(f"{kind:20s} {choice:18s} {nats:.4f} nats, {time.perf_counter() - started:.0f} s", flush=True)
     return found
 
 
-def train(text_file: Path, kind: str, choice: float, seconds: float, threads: int) -> dict[str, Any]:
+def train(text_file: Path, kind: str, choice: str, seconds: float, threads: int) -> dict[str, Any]:
     """One training, and all that the table says about it."""
     with tempfile.TemporaryDirectory() as name:
         run = elman.train(
@@ -218,8 +224,7 @@ def main() -> None:
     parser.add_argument("what", choices=("sweep", "train", "table"))
     parser.add_argument("text", type=Path, nargs="?")
     parser.add_argument("--kinds", default=",".join(FAMILIES))
-    parser.add_argument("--updates", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seconds", type=float, help="of each training; 30 to sweep, 120 to train by default")
     parser.add_argument(
         "--threads", type=int, default=1, help="of each training; two may run side by side, on two cores"
     )
@@ -233,17 +238,17 @@ def main() -> None:
 
     for kind in arguments.kinds.split(",") if arguments.what != "table" else ():
         if arguments.what == "sweep" and kind not in results["sweep"]:
-            found = sweep(arguments.text.read_text("utf-8"), kind, arguments.updates)
-            results["sweep"][kind] = {"updates": arguments.updates, "nats": found}
+            seconds = arguments.seconds or 30.0
+            found = sweep(arguments.text.read_text("utf-8"), kind, seconds, arguments.threads)
+            results["sweep"][kind] = {"seconds": seconds, "nats": found}
             keep()
         if arguments.what == "train" and kind not in results["families"]:
-            nats = results["sweep"][kind]["nats"]
-            results["families"][kind] = train(
-                arguments.text, kind, float(min(nats, key=nats.get)), arguments.seconds, arguments.threads
-            )
+            nats, seconds = results["sweep"][kind]["nats"], arguments.seconds or 120.0
+            choice = min(nats, key=nats.get)
+            results["families"][kind] = train(arguments.text, kind, choice, seconds, arguments.threads)
             results |= {
                 "text": arguments.text.name,
-                "seconds": arguments.seconds,
+                "seconds": seconds,
                 "threads": arguments.threads,
                 "date": time.strftime("%Y-%m-%d"),
                 "machine": machine(),

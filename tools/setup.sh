@@ -38,3 +38,20 @@ pip() {
 
 echo "setup: installing elman${1:+[$1]}"
 pip install -qq -c constraints.txt -e ".${1:+[$1]}"
+
+# What the tests use besides Python. Without these, the tests that need one skip themselves and say so.
+case ",${1:-}," in *,dev,*) programs="chromium strace" ;; *) programs="" ;; esac
+missing=""
+for program in $programs; do
+    command -v "$program" >/dev/null || missing="$missing $program"
+done
+if [ -n "$missing" ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "setup: installing Debian packages:$missing"
+        # shellcheck disable=SC2086
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } >/dev/null ||
+            echo "setup: could not install$missing; some tests will skip themselves"
+    else
+        echo "setup: some tests use programs that are missing here; on Debian: apt install$missing"
+    fi
+fi
