@@ -9,7 +9,7 @@ DEV := .venv/.installed-dev
 DOCS := .venv/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format types mutants bench docs size clean
+.PHONY: help demo test test-slow reliability lint format types mutants bench docs size clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -27,6 +27,9 @@ test: $(DEV) ## run the fast test suite
 
 test-slow: $(DEV) ## run the tests that take longer
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow
+
+reliability: $(DEV) ## put every fault into real runs: kills, full disks, signals, damage
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reliability/run.py $(CAMPAIGNS)
 
 lint: $(DEV) ## check style and formatting
 	$(BIN)/ruff check .

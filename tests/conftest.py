@@ -14,6 +14,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from elman.training import keeper
+from elman.training.report import write_report
+
 settings.register_profile("elman", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("elman")
 
@@ -120,6 +123,22 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ELMAN_CACHE", str(root / "elman-cache"))
         yield
+
+
+# A report takes longer to draw than a tiny model to train: only tests that ask for the fixture ``reports`` have one.
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_reports() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "write_report", lambda run: run.path)
+        yield
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings end with their report, as they do outside of tests."""
+    monkeypatch.setattr(keeper, "write_report", write_report)
 
 
 # The library takes dtype, device, seed and number of threads as arguments. Whoever changes or draws from the global

@@ -12,6 +12,7 @@ from torch import nn
 
 from elman.beam import Beam, beam_search
 from elman.config import ModelConfig
+from elman.engine import TorchStepper
 from elman.errors import ElmanError
 from elman.models.contract import Head, LanguageModel
 from elman.models.kinds import build_model, model_config
@@ -54,7 +55,7 @@ def every_text(network, prompt, length, penalty):
 
 def search(network, prompt=(), **settings):
     state, logits = start(network, prompt)
-    return beam_search(network, state, logits, boundary_id=BOUNDARY, **settings)
+    return beam_search(TorchStepper(network), state, logits, boundary_id=BOUNDARY, **settings)
 
 
 def assert_same(found, expected):
@@ -187,4 +188,5 @@ def test_a_search_can_be_ended_from_outside(network):
 def test_damaged_logits_are_an_error(network, logits):
     state, _ = start(network)
     with pytest.raises(ElmanError, match="logits hold NaN or infinity"):
-        beam_search(network, state, np.array(logits), boundary_id=BOUNDARY, num_beams=2, max_new_tokens=2)
+        form = TorchStepper(network)
+        beam_search(form, state, np.array(logits), boundary_id=BOUNDARY, num_beams=2, max_new_tokens=2)

@@ -413,3 +413,42 @@ def test_a_word_in_bytes_is_banned_as_a_whole():
     first, second = BYTES.encode(text).tolist()
     scores = adjusted(np.zeros(257), [first], tokenizer=BYTES, bad_words=(text,))
     assert np.flatnonzero(np.isneginf(scores)).tolist() == [second]
+
+
+@pytest.mark.parametrize("top_p", [1e-17, 1e-300, 0.2])
+def test_of_equal_tokens_top_p_keeps_the_first(top_p):
+    kept = filtered(np.zeros((2, 7)), Filters(top_p=top_p))
+    np.testing.assert_array_equal(kept[:, 0] > 0, [True, True])
+    np.testing.assert_array_equal((kept > 0).sum(axis=1), [2, 2] if top_p == 0.2 else [1, 1])
+
+
+def test_the_largest_number_below_one_draws_a_token(monkeypatch):
+    monkeypatch.setattr(Chooser, "uniform", 1 - 2.0**-53)
+    for size in (3, 5, 6, 7, 11):  # some totals would be rounded up to
+        logits = np.full((1, LETTERS.size), -math.inf)
+        logits[0, :size] = 0.0
+        logits[0, UNKNOWN] = -math.inf
+        assert choose(logits, [chooser()]) == [size - 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_known"),
+    [
+        ({}, True),
+        ({"temperature": 0.0, "top_k": 3, "top_p": 0.9, "min_p": 0.1}, True),
+        ({"bad_words": ("a",), "suppress_tokens": (3,), "min_new_tokens": 2}, True),
+        ({"bad_words": ("ab",)}, False),
+        ({"logit_bias": {"a": 1.0}}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"no_repeat_ngram_size": 3}, False),
+        ({"typical_p": 0.9}, False),
+        ({"epsilon_cutoff": 0.1}, False),
+        ({"eta_cutoff": 0.1}, False),
+    ],
+)
+def test_compiled_code_takes_what_looks_at_one_row_alone(settings, is_known):
+    rules = Rules(SamplingConfig(**settings), LETTERS)
+    assert (rules.drawing is not None) == is_known
+    if rules.drawing is not None:
+        assert UNKNOWN in rules.drawing.never

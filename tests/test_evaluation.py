@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import math
-from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from elman.config import TokenizerConfig
-from elman.data.prepare import Dataset, Split, tokenize_text
-from elman.evaluation import Interrupted, baselines, evaluate_split
+from elman.data.prepare import Split, tokenize_text
+from elman.errors import UserError
+from elman.evaluation import Interrupted, Window, evaluate_split
 from elman.metrics import Score, perplexity
 from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, kind_names, model_config, model_config_class
 from elman.text.building import train_tokenizer
-from elman.text.sources import Piece, StringSource
+from elman.text.sources import Piece
 from elman.text.tokenizers import Tokenizer
 
 TEXT = "the cat sat on the mat; the dog sat on the log.\n" * 5
@@ -150,35 +149,147 @@ def test_the_caller_can_stop_it(tokenizer: Tokenizer) -> None:
         evaluate_split(model(tokenizer), tokenize_text(TEXT, tokenizer), tokenizer, should_stop=lambda: True)
 
 
-def test_baselines_equal_their_definitions(tokenizer: Tokenizer) -> None:
-    held_out = "the dog sat on the cat.\n"
-    train, test = (tokenize_text(text, tokenizer) for text in (TEXT, held_out))
-    dataset = Dataset(tokenizer, train, None, test, "test", "", ())
-    found = baselines(dataset, test)
-    assert found["uniform"].bits_per_char == pytest.approx(math.log2(tokenizer.size))
-    counts, size = Counter(TEXT), len(TEXT) + tokenizer.size
-    expected = -sum(math.log2((counts[c] + 1) / size) for c in held_out) / len(held_out)
-    assert found["unigram"].bits_per_char == pytest.approx(expected)
-    data = held_out.encode()
-    sizes = {
-        "gzip": len(gzip.compress(data, 9)),
-        "bzip2": len(bz2.compress(data)),
-        "xz": len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)),
-    }
-    for name, size in sizes.items():
-        assert found[name].bits_per_byte == pytest.approx(8 * size / len(data))
+def test_only_some_logits_are_made_at_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, split = model(tokenizer), tokenize_text(TEXT, tokenizer)
+    expected = evaluate_split(network, split, tokenizer, num_streams=3).score.nats_total
+    monkeypatch.setattr("elman.evaluation._MAX_LOGITS", 12 * tokenizer.size)
+    seen: list[int] = []
+    nll = network.head.nll
+
+    def noted(features: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        seen.append(features.shape[0] * features.shape[1])
+        return nll(features, *others, **options)
+
+    monkeypatch.setattr(network.head, "nll", noted)
+    found = evaluate_split(network, split, tokenizer, num_streams=3).score.nats_total
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert max(seen) == 12
+    assert sum(seen) >= len(TEXT)
 
 
-def test_compressors_are_left_out_where_tokens_lose_text() -> None:
-    words = train_tokenizer(TokenizerConfig(level="word"), StringSource(TEXT))
-    split = tokenize_text(TEXT, words)
-    assert set(baselines(Dataset(words, split, None, None, "test", "", ()), split)) == {"uniform", "unigram"}
+@pytest.mark.parametrize(("size", "stride"), [(8, 3), (8, 8), (5, 1), (10_000, 1)])
+@pytest.mark.parametrize("policy", ["carried", "reset"])
+def test_windows_score_every_token_once_given_what_the_window_holds(
+    size: int, stride: int, policy: str, tokenizer: Tokenizer
+) -> None:
+    network, split = model(tokenizer), documents_split(tokenizer)
+    tokens = split.tokens
+    borders = [0, len(tokens) - 1]
+    if policy == "reset":
+        borders = [*np.flatnonzero(tokens == tokenizer.boundary_id).tolist(), len(tokens) - 1]
+    expected = 0.0
+    for begin, end in pairwise(borders):
+        scored, last = begin, min(begin + size, end)
+        while scored < end:
+            first = max(begin, last - size)
+            read = step_by_step(network, tokens[first : last + 1])
+            given = step_by_step(network, tokens[first : scored + 1]) if scored > first else 0.0
+            expected += read - given
+            scored, last = last, min(last + stride, end)
+    for rows in (1, 4):
+        result = evaluate_split(
+            network, split, tokenizer, state_policy=policy, window=Window(size, stride), num_streams=rows
+        )
+        assert result.score.nats_total == pytest.approx(expected, rel=1e-11)
+        assert result.score.tokens == len(tokens) - 1
+    assert result.state_policy == ("reset" if policy == "reset" else "window")
+    assert (result.to_dict()["window"], result.to_dict()["stride"]) == (size, stride)
 
 
-def test_compressors_see_the_bytes_of_a_byte_model_even_where_they_are_no_text() -> None:
-    data = bytes(range(256)) * 3
-    tokenizer = train_tokenizer(TokenizerConfig(level="byte"), [])
-    tokens = np.array([tokenizer.boundary_id, *data])
-    split = Split(tokens, len(data), len(data), 1, 0)
-    found = baselines(Dataset(tokenizer, split, None, None, "test", "", ()), split)
-    assert found["bzip2"].bits_per_byte == pytest.approx(8 * len(bz2.compress(data)) / len(data))
+def test_a_window_larger_than_the_text_changes_nothing_and_a_smaller_one_costs_history(tokenizer: Tokenizer) -> None:
+    network, split = model(tokenizer), tokenize_text(TEXT, tokenizer)
+    carried = evaluate_split(network, split, tokenizer).score.nats_total
+    whole = evaluate_split(network, split, tokenizer, window=Window(10_000, 5_000)).score.nats_total
+    assert whole == pytest.approx(carried, rel=1e-12)
+    assert evaluate_split(network, split, tokenizer, window=Window(4, 4)).score.nats_total != pytest.approx(carried)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(4, 5), (4, 0), (0, 0)])
+def test_a_stride_that_would_leave_tokens_out_is_refused(size: int, stride: int) -> None:
+    with pytest.raises(UserError, match="accepted: a stride of 1 to the window"):
+        Window(size, stride)
+
+
+@pytest.mark.parametrize("how", [{}, {"state_policy": "reset", "num_streams": 3}, {"window": Window(8, 2)},
+                                 {"num_streams": 5}, {"segment_length": 3}])  # fmt: skip
+def test_surprisal_stands_where_its_token_stands(how: dict[str, Any], tokenizer: Tokenizer) -> None:
+    network, split = model(tokenizer), documents_split(tokenizer)
+    nats = np.full(len(split.tokens) - 1, np.nan)
+    result = evaluate_split(network, split, tokenizer, surprisal=nats, **how)
+    assert nats.sum() == pytest.approx(result.score.nats_total, rel=1e-12)
+    if "window" not in how and how.get("num_streams") != 5:
+        reset_at = tokenizer.boundary_id if "state_policy" in how else None
+        for position in (0, 7, 30, len(nats) - 1):
+            up_to = [step_by_step(network, split.tokens[: position + more], reset_at) for more in (1, 2)]
+            assert nats[position] == pytest.approx(up_to[1] - up_to[0], abs=1e-9)
+
+
+def test_blocks_divide_the_text_evenly_and_hold_all_of_it(tokenizer: Tokenizer) -> None:
+    network, split = model(tokenizer), tokenize_text(TEXT * 3, tokenizer)
+    nats = np.empty(len(split.tokens) - 1)
+    result = evaluate_split(network, split, tokenizer, surprisal=nats, segment_length=50)
+    num_blocks = len(nats) // 32
+    assert len(result.block_nats) == num_blocks < 100
+    assert max(result.block_tokens) - min(result.block_tokens) <= 1
+    starts = np.concatenate([[0], np.cumsum(result.block_tokens)])
+    for block, (start, end) in enumerate(pairwise(starts.tolist())):
+        assert result.block_nats[block] == pytest.approx(nats[start:end].sum())
+    assert result.interval is not None
+    assert result.interval.low < result.score.nats_per_token < result.interval.high
+    assert evaluate_split(network, tokenize_text("the cat", tokenizer), tokenizer).interval is None
+
+
+def test_accuracy_equals_a_count_of_the_most_probable_tokens(tokenizer: Tokenizer) -> None:
+    network, split = model(tokenizer), tokenize_text(TEXT, tokenizer)
+    tokens = torch.from_numpy(split.tokens.astype(np.int64))
+    with torch.no_grad():
+        log_probs = network(tokens[None, :-1], network.initial_state(1)).logits_BTV[0].log_softmax(-1)
+    first, five = log_probs.topk(1).indices, log_probs.topk(5).indices
+    plain = evaluate_split(network, split, tokenizer)
+    for length in (None, 7):
+        found = evaluate_split(network, split, tokenizer, with_accuracy=True, segment_length=length)
+        assert found.accuracy is not None
+        assert found.accuracy.at_1 == pytest.approx((first == tokens[1:, None]).any(1).double().mean().item())
+        assert found.accuracy.at_5 == pytest.approx((five == tokens[1:, None]).any(1).double().mean().item())
+        mean = sum(one.confidence * one.tokens for one in found.accuracy.calibration) / len(tokens[1:])
+        assert mean == pytest.approx(log_probs.amax(-1).exp().mean().item())
+        assert found.score.nats_total == pytest.approx(plain.score.nats_total, rel=1e-12)
+    assert plain.accuracy is None
+    assert "accuracy_at_1" not in plain.to_dict()
+
+
+def test_among_equals_a_fair_draw_decides(tokenizer: Tokenizer) -> None:
+    network = model(tokenizer)
+    for parameter in network.head.parameters():
+        parameter.data.zero_()
+    found = evaluate_split(network, tokenize_text(TEXT, tokenizer), tokenizer, with_accuracy=True).accuracy
+    assert found is not None
+    assert found.at_1 == pytest.approx(1 / tokenizer.size)
+    assert found.at_5 == pytest.approx(5 / tokenizer.size)
+    assert found.expected_calibration_error == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_model_that_says_unknown_also_has_to_say_which(tokenizer: Tokenizer) -> None:
+    words = train_tokenizer(TokenizerConfig(level="word", max_size=8), [Piece(TEXT, True)])
+    network = build_model(model_config({"kind": "lstm"}), words.size, seed=1, dtype=torch.float64)
+    text = "the zebra sat on the okapi and the zebra"
+    split = tokenize_text(text, words)
+    result = evaluate_split(network, split, words)
+    unknown = int((split.tokens == words.unknown_id).sum())
+    assert result.num_unknown == unknown >= 3
+    kinds = {word for word in text.split() if word not in words.vocabulary}
+    assert result.num_unknown_kinds == len(kinds)
+    more = unknown * math.log(len(kinds))
+    assert result.adjusted_perplexity == pytest.approx(math.exp((result.score.nats_total + more) / result.score.tokens))
+    assert result.adjusted_perplexity > result.score.perplexity
+    assert result.to_dict()["unknown_rate"] == pytest.approx(unknown / 9)
+    known = evaluate_split(network, tokenize_text("the the", words), words)
+    assert known.adjusted_perplexity == known.score.perplexity
+
+
+def test_how_many_unknown_words_there_were_cannot_be_known_once_they_are_unk(tokenizer: Tokenizer) -> None:
+    words = train_tokenizer(TokenizerConfig(level="word"), [Piece(TEXT, True)])
+    network = build_model(model_config({"kind": "elman"}), words.size, seed=1, dtype=torch.float64)
+    result = evaluate_split(network, tokenize_text("the <unk> sat", words), words)
+    assert (result.num_unknown, result.adjusted_perplexity) == (1, None)
+    assert result.to_dict()["adjusted_perplexity"] is None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elman.config import ModelConfig, SamplingConfig, TokenizerConfig
+from elman.engine import Engine
 from elman.errors import TextError, UserError
 from elman.generation import Sampler, TextStream, generate_batch
 from elman.model import Model
@@ -406,3 +407,95 @@ def test_a_word_model_goes_on_with_a_space_where_none_stands():
     first = sampler(bundle, max_new_tokens=2)
     assert first.run().text == "the cat"
     assert sampler(bundle, start=first.end).run().text == " sat"
+
+
+# By compiled code.
+
+
+class Stepwise:
+    """An engine that gives every token back to Python."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def initial_state(self, num_rows):
+        return self._engine.initial_state(num_rows)
+
+    def step(self, tokens_B, state):
+        return self._engine.step(tokens_B, state)
+
+    def take(self, state):
+        return self._engine.take(state)
+
+    def give(self, state):
+        return self._engine.give(state)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    config = model_config({"kind": "lstm", "embedding_size": 4, "hidden_size": 8, "num_layers": 2})
+    network = build_model(config, TOKENIZER.size, seed=1, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(3.0)  # far from uniform
+        network.head.bias[TOKENIZER.boundary_id] = -4.0
+    return Bundle(network, TOKENIZER), Engine(network, num_threads=1)
+
+
+def end_of(writer):
+    writer.run()
+    parts = writer.end.state.tensors
+    return writer.result, writer.end.tokens, writer.end.logits_V.tolist(), {n: t.tolist() for n, t in parts.items()}
+
+
+@pytest.mark.parametrize("stop", [(), ("cd",), ("a", "ff")])
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0}, {"min_new_tokens": 90}, {"top_k": 3, "top_p": 0.9, "min_p": 0.01}]
+)
+def test_a_text_by_compiled_code_is_the_one_by_steps(compiled, settings, stop):
+    bundle, engine = compiled
+    sampling = SamplingConfig(**{"max_new_tokens": 90} | settings)
+    for seed in range(4):
+        options = {"settings": sampling, "seed": seed, "stop": stop}
+        ahead = end_of(Sampler(bundle, "ab", stepper=engine, **options))
+        assert ahead == end_of(Sampler(bundle, "ab", stepper=Stepwise(engine), **options))
+        (beside, _) = generate_batch(bundle, ["ab", "b"], seeds=[seed, 9], settings=sampling, stop=stop, stepper=engine)
+        assert beside == ahead[0]
+
+
+def test_pieces_of_compiled_code_are_those_of_steps(compiled):
+    bundle, engine = compiled
+    writers = [sampler(bundle, max_new_tokens=60, stop=["cdc"], stepper=form) for form in (engine, Stepwise(engine))]
+    assert list(writers[0]) == list(writers[1])
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 20])
+def test_the_caller_can_end_a_text_of_compiled_code_after_any_token(compiled, after):
+    bundle, engine = compiled
+    ends = []
+    for form in (engine, Stepwise(engine)):
+        polled = iter([False] * after + [True])
+        settings = SamplingConfig(max_new_tokens=50, min_new_tokens=50)
+        ends.append(end_of(Sampler(bundle, settings=settings, stepper=form, should_stop=lambda it=polled: next(it))))
+    assert ends[0] == ends[1]
+    assert (len(ends[0][1]), ends[0][0].finish_reason) == (after, "interrupted")
+
+
+def test_what_came_before_an_error_is_given_out_first(compiled):
+    bundle, engine = compiled
+    settings = SamplingConfig(max_new_tokens=5, min_new_tokens=2, suppress_tokens=tuple(range(1, TOKENIZER.size)))
+    with pytest.raises(UserError, match="no token is left"):
+        Sampler(bundle, settings=settings, stepper=engine).run()
+
+
+def test_beams_use_the_form_that_is_given(compiled):
+    bundle, engine = compiled
+    settings = SamplingConfig(max_new_tokens=12, num_beams=4)
+    small = Engine(bundle.network, precision="int8", num_threads=1)
+    found = [Sampler(bundle, "ab", settings=settings, stepper=form).run() for form in (None, engine)]
+    assert found[0] == found[1]
+    used = []
+    small_step = small.step
+    small.step = lambda tokens, state: used.append(len(tokens)) or small_step(tokens, state)
+    assert len(Sampler(bundle, "ab", settings=settings, stepper=small).run().tokens) == 12
+    assert max(used) == 4

@@ -14,6 +14,7 @@ import elman.reading
 from elman.errors import ModelFileError, TextError
 from elman.models.file import Bundle
 from elman.models.kinds import build_model, model_config
+from elman.models.state import State
 from elman.reading import Reading, fingerprint
 from elman.text.tokenizers import CharTokenizer, WordTokenizer
 
@@ -169,3 +170,17 @@ def test_what_is_no_state_file_is_one_line(tmp_path):
             Reading.load(tmp_path / name, bundle)
     with pytest.raises(ModelFileError, match="cannot be written"):
         Reading.start(bundle).save(tmp_path / "no folder" / "place")
+
+
+@pytest.mark.parametrize("token", [-1, TOKENIZER.size, 2**40])
+@pytest.mark.parametrize("kind", ["window", "ngram"])
+def test_a_state_with_tokens_that_are_none_is_refused(tmp_path, kind, token):
+    config = model_config({"kind": kind} | ({"hidden_size": 9, "embedding_size": 5} if kind == "window" else {}))
+    bundle = Bundle(build_model(config, TOKENIZER.size, seed=1, dtype=torch.float32), TOKENIZER)
+    path = tmp_path / "place"
+    Reading.start(bundle).read("ab").save(path)
+    tensors = {name: part.clone() for name, part in bundle.network.initial_state(1).tensors.items()}
+    tensors["tokens"][0, -1] = token
+    rewritten(path, state=np.frombuffer(State(tensors).to_bytes(), np.uint8))
+    with pytest.raises(ModelFileError, match="do not fit the model"):
+        Reading.load(path, bundle)

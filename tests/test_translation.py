@@ -12,6 +12,7 @@ import torch
 from elman.beam import beam_search
 from elman.data.pairs import Pairs
 from elman.data.prepare import Split
+from elman.engine import TorchStepper
 from elman.errors import TextError, UserError
 from elman.evaluation import Interrupted, evaluate_pairs
 from elman.models.file import Bundle
@@ -77,7 +78,7 @@ def test_one_beam_is_greedy(kind):
             log_probs[:, 1] = -math.inf
 
         (beam,) = beam_search(
-            model.network,
+            TorchStepper(model.network),
             state,
             logits[0, -1],
             boundary_id=0,

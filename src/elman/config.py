@@ -8,6 +8,7 @@ is an error that names the setting. The docstring below each field is its help t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -29,6 +30,9 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 BUDGETS = ("max_updates", "max_epochs", "max_tokens", "max_seconds")
 """The settings of ``training`` that end it; the first reached counts."""
+
+EXECUTION = ("num_threads", "accumulate", "recompute_tokens", "compile", "shard")
+"""The settings of ``training`` that say how its numbers are computed: they change no more than their rounding."""
 
 
 class Section(BaseModel):
@@ -58,6 +62,14 @@ class Section(BaseModel):
 
 def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str | Path) else value
+
+
+def _as_names(value: Any) -> Any:
+    """From one string, or from several, as the command line gives a setting that may be repeated."""
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list | tuple) or not all(isinstance(string, str) for string in strings):
+        return value
+    return tuple(name.strip() for string in strings for name in string.split(","))
 
 
 class DataConfig(Section):
@@ -161,11 +173,35 @@ class EmbeddingConfig(ModelConfig):
     """A linear map from hidden_size to embedding_size before the output matrix."""
     embedding_range: PositiveFloat | None = None
     """Embedding and output matrix drawn uniformly from +- this; none: N(0, 1/E) and +-1/sqrt(width)."""
+    output: Literal["linear", "adaptive", "mixture"] = "linear"
+    """The last part: one softmax, the adaptive softmax for many words, or a mixture of softmaxes."""
+    output_cutoffs: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_names), Field(min_length=1)] = (2000, 10000)
+    """Token ids at which the clusters of rarer words begin, as in `2000,10000`."""
+    num_mixtures: Annotated[int, Field(ge=2)] = 4
+    """Number K of softmaxes that are mixed."""
+
+    meaningful = {"output_cutoffs": ("output", ("adaptive",)), "num_mixtures": ("output", ("mixture",))}
+
+    @property
+    def dropout_before_output(self) -> float:
+        """The share of what the output reads that dropout takes away."""
+        return self.dropout
+
+    @model_validator(mode="after")
+    def _output_fits(self) -> Self:
+        if any(first >= second for first, second in pairwise(self.output_cutoffs)):
+            raise ValueError(f"output_cutoffs {self.output_cutoffs} must rise, as in 2000,10000")
+        if self.tie_weights and self.output == "adaptive":
+            raise ValueError("tie_weights has no meaning for output 'adaptive', whose matrices have other shapes")
+        if self.output_projection and self.output != "linear":
+            raise ValueError(f"output_projection has no meaning for output {self.output!r}, which has its own")
+        return self
 
     @model_validator(mode="after")
     def _tied_sizes_agree(self) -> Self:
         hidden_size = getattr(self, "hidden_size", self.embedding_size)
-        if self.tie_weights and not self.output_projection and hidden_size != self.embedding_size:
+        fits = hidden_size == self.embedding_size or self.output_projection or self.output == "mixture"
+        if self.tie_weights and not fits:
             raise ValueError(
                 f"tie_weights needs embedding_size ({self.embedding_size}) equal to hidden_size ({hidden_size}); "
                 "set them equal, or set output_projection"
@@ -184,6 +220,18 @@ class StackConfig(EmbeddingConfig):
     """Each cell reads a weighted sum, unit by unit, of its last so many inputs; 0: the input as it is."""
     feedforward_size: NonNegativeInt = 0
     """Width of a gated feed-forward network (SwiGLU) after each cell; 0: none."""
+    locked_dropout: bool = False
+    """Dropout's mask stays the same for all times of a segment (variational dropout)."""
+    embedding_dropout: Fraction | None = None
+    """Share of units dropped after the embedding; none: dropout."""
+    output_dropout: Fraction | None = None
+    """Share of units dropped before the output; none: dropout."""
+    word_dropout: Fraction = 0.0
+    """Share of the vocabulary whose embeddings are dropped at each update."""
+
+    @property
+    def dropout_before_output(self) -> float:
+        return self.dropout if self.output_dropout is None else self.output_dropout
 
     @property
     def cell_names(self) -> tuple[str, ...]:
@@ -210,14 +258,6 @@ class UniformStackConfig(StackConfig):
         return (self.kind,) * self.num_layers
 
 
-def _as_names(value: Any) -> Any:
-    """From one string, or from several, as the command line gives a setting that may be repeated."""
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list | tuple) or not all(isinstance(string, str) for string in strings):
-        return value
-    return tuple(name.strip() for string in strings for name in string.split(","))
-
-
 class MixedStackConfig(StackConfig):
     """A stack of several cells."""
 
@@ -238,6 +278,12 @@ class WindowConfig(EmbeddingConfig):
     """Width H of the hidden layer."""
     direct_connections: bool = False
     """A linear map from the embeddings of the window straight to the output, beside the hidden layer."""
+
+    @model_validator(mode="after")
+    def _direct_connections_fit(self) -> Self:
+        if self.direct_connections and self.output != "linear":
+            raise ValueError(f"direct_connections has no meaning for output {self.output!r}, only for linear")
+        return self
 
 
 class Seq2SeqConfig(EmbeddingConfig):
@@ -293,6 +339,8 @@ class TrainingConfig(Section):
     """Tokens per segment T: the state is carried past a segment's end, its gradient is not."""
     trim: bool = False
     """Drop what does not divide evenly into streams, as PyTorch's word-level example does."""
+    random_bptt: bool = False
+    """Segments of random lengths around bptt, cut anew every epoch; the rate is scaled by the length."""
     reset_probability: Fraction = 0.0
     """Chance that a stream's state is put back to initial before a segment, so that beginnings are learned too."""
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
@@ -319,6 +367,18 @@ class TrainingConfig(Section):
     """What `plateau` divides the rate by."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Global gradient norm above which the gradient is scaled down to it; none: never."""
+    label_smoothing: Fraction = 0.0
+    """Share of the target's probability that is spread over the whole vocabulary."""
+    num_negatives: NonNegativeInt = 0
+    """Learn against so many random tokens in place of the whole vocabulary (sampled softmax); 0: against all."""
+    activation_penalty: NonNegativeFloat = 0.0
+    """Times the mean square of what the output reads, added to the loss (AR)."""
+    temporal_penalty: NonNegativeFloat = 0.0
+    """Times the mean square of its change from one time to the next, added to the loss (TAR)."""
+    averaging: Literal["none", "exponential", "triggered"] = "none"
+    """Judge and keep a mean of the weights; `triggered` begins when estimates stop improving (NT-ASGD)."""
+    averaging_decay: Fraction = 0.999
+    """What the exponential mean keeps at every update."""
     spike_deviations: PositiveFloat | None = 6.0
     """Skip a batch whose loss is so many standard deviations above the last 128; none: only what is not finite."""
     max_updates: PositiveInt | None = None
@@ -331,6 +391,16 @@ class TrainingConfig(Section):
     """Budget in seconds of training, evaluation and sampling not counted."""
     num_threads: PositiveInt | None = None
     """Threads of PyTorch on the CPU, for the run alone; none: PyTorch's own choice."""
+    accumulate: PositiveInt = 1
+    """Pieces in which the rows of a batch are read for one update, one after the other: less memory, the same sums."""
+    recompute_tokens: NonNegativeInt = 0
+    """Keep only the states between pieces of so many tokens and compute the rest again for the gradient; 0: keep it."""
+    precision: Literal["bfloat16", "float16"] | None = None
+    """Of matrix products in training, by autocast; none: that of dtype, in which weights, states and sums stay."""
+    compile: bool = False
+    """Compile loss and gradient with torch.compile; where that cannot be done, training says so and goes without."""
+    shard: bool = False
+    """Divide weights and optimiser over the processes that torchrun starts (FSDP2); else each holds all of them."""
 
     meaningful = {
         "matrix_learning_rate": ("optimizer", ("muon",)),
@@ -339,7 +409,27 @@ class TrainingConfig(Section):
         "adam_beta2": ("optimizer", ("adamw", "muon")),
         "final_rate": ("schedule", ("cosine", "linear")),
         "plateau_divisor": ("schedule", ("plateau",)),
+        "averaging_decay": ("averaging", ("exponential",)),
     }
+
+    @model_validator(mode="after")
+    def _loss_and_averaging_fit(self) -> Self:
+        if self.num_negatives and self.label_smoothing:
+            raise ValueError("label_smoothing has no meaning with num_negatives, which never sees the whole vocabulary")
+        if self.shard and self.averaging != "none":
+            raise ValueError(f"averaging {self.averaging!r} needs whole weights, and shard divides them: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _execution_fits(self) -> Self:
+        if self.accumulate > self.batch_size:
+            raise ValueError(
+                f"accumulate {self.accumulate} is more than batch_size {self.batch_size}: a piece has one row at least"
+            )
+        for name, value in (("optimizer", "muon"), ("compile", True)):
+            if self.shard and getattr(self, name) == value:
+                raise ValueError(f"{name} {value!r} needs whole parameters, and shard divides them: leave one out")
+        return self
 
     @property
     def has_budget(self) -> bool:

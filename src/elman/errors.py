@@ -41,6 +41,10 @@ class TrainingError(ElmanError):
     """Training cannot go on, for a reason that lies in the numbers and not in a setting."""
 
 
+class LostProcessError(ElmanError):
+    """Another process of a training has ended or does not answer: nothing can be agreed or added up any more."""
+
+
 def nearest(given: str, accepted: Iterable[str]) -> str:
     """Say what would have been accepted: ``"; did you mean 'lstm'? accepted: elman, gru, lstm"``."""
     names = sorted(accepted)

@@ -1,38 +1,109 @@
 """Judge a model on a text: every token once, sums in float64, the state carried from the start to the end.
 
-Shape letters: B rows, T time.
+Shape letters: B rows, T time, N tokens, F features, V vocabulary.
 
 ``carried`` reads the text as one stream. ``reset`` starts every document from the initial state, documents being the
 rows of a batch. ``num_streams > 1`` is an estimate: the text is cut into parallel streams whose states start empty;
-it is quicker, slightly pessimistic, and recorded.
+it is quicker, slightly pessimistic, and recorded. A :class:`Window` is for models that can only read so many tokens.
+
+Memory is bounded whatever the length of the text and the size of the vocabulary: features of a segment, and logits of
+a piece of it.
 """
 
 from __future__ import annotations
 
-import bz2
-import lzma
 import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from functools import cached_property
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from elman.data.pairs import Pairs
-from elman.data.streams import Segment, Streams
+from elman.data.streams import Segment, share_of
 from elman.errors import UserError
-from elman.metrics import Score
+from elman.metrics import Accuracy, AccuracyTally, Interval, Score, block_bootstrap, finite, perplexity
 
 if TYPE_CHECKING:
-    from elman.data.prepare import Dataset, Split
-    from elman.models.contract import LanguageModel
+    from elman.data.prepare import Split
+    from elman.models.contract import Head
+    from elman.models.state import State
     from elman.text.tokenizers import Tokenizer
 
 StatePolicy = Literal["carried", "reset"]
+Reals: TypeAlias = NDArray[np.float64]
+Ids: TypeAlias = NDArray[np.int64]
 
 _TOKENS_AT_ONCE = 2**20  # of a memory-mapped text that may be larger than memory
+_SEGMENT_LENGTH = 1024
+_MAX_LOGITS = 2**22  # at once: 32 MiB in float64
+_MAX_BLOCKS = 100
+_MIN_BLOCK_TOKENS = 32
+
+
+class Team(Protocol):
+    """The processes that share an evaluation: each reads some of the rows, and the sums are added up."""
+
+    rank: int
+    size: int
+
+    def sum(self, *values: float) -> tuple[float, ...]:
+        """The sum of each value over all of them."""
+
+
+class _Alone:
+    rank, size = 0, 1
+
+    def sum(self, *values: float) -> tuple[float, ...]:
+        return values
+
+
+class Readable(Protocol):
+    """What a model must have to be judged; every :class:`elman.models.contract.LanguageModel` has it."""
+
+    vocab_size: int
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @property
+    def head(self) -> Head:
+        """From features to the distribution over the vocabulary."""
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state before the first token."""
+
+    def features(self, tokens_BT: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read tokens: what the head needs for each next token, and the state after the last."""
+
+
+def softmax_dtype(network: Readable) -> torch.dtype:
+    """In float64 a uniform model costs ln V to the last digit; MPS has no float64."""
+    return network.dtype if network.device.type == "mps" else torch.float64
+
+
+@dataclass(frozen=True)
+class Window:
+    """Read a text in overlapping windows, each from the initial state, as a model of limited context must.
+
+    The first window scores all of its tokens. Each one after it moves on by ``stride`` tokens and scores these alone,
+    given the ``size - stride`` tokens before them. The smaller the stride, the more context, and the more work.
+    """
+
+    size: int
+    """Tokens read at once, the scored ones among them."""
+    stride: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stride <= self.size:
+            raise UserError(f"a window of {self.size} moves on by {self.stride}; accepted: a stride of 1 to the window")
 
 
 @dataclass(frozen=True)
@@ -40,23 +111,59 @@ class Evaluation:
     """A score and how it was taken."""
 
     score: Score
-    state_policy: StatePolicy | Literal["pairs"]
-    """``pairs``: every target given its source, each example from the initial state."""
+    state_policy: StatePolicy | Literal["window", "pairs"]
+    """``window``: no state is carried further than a window; ``pairs``: every target given its source, each example
+    from the initial state."""
     num_streams: int
     num_documents: int
     num_unknown: int
     """Tokens that the tokenizer does not know; their presence makes figures per character undefined."""
     vocab_size: int
+    num_unknown_kinds: int = 0
+    """Different words or characters among them; 0 where nobody has counted."""
+    window: Window | None = None
+    block_nats: tuple[float, ...] = ()
+    """Nats of each of up to 100 contiguous blocks of the text, of at least 32 tokens each; none for pairs."""
+    block_tokens: tuple[int, ...] = ()
+    """Tokens of each block."""
+    accuracy: Accuracy | None = None
+    """None where it was not asked for."""
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """Between which values the nats per token may lie; see :func:`elman.metrics.block_bootstrap`."""
+        return block_bootstrap(self.block_nats, self.block_tokens)
+
+    @property
+    def adjusted_perplexity(self) -> float | None:
+        """The perplexity of a model that also has to say which unknown word it is.
+
+        ``exp((nats_total + m ln R) / tokens)`` with m unknown tokens of R different kinds, each taken to be as probable
+        as the others: ``<unk>`` is no bargain any more. None where R is not known.
+        """
+        if self.num_unknown and not self.num_unknown_kinds:
+            return None
+        spelled = self.num_unknown * math.log(max(1, self.num_unknown_kinds))
+        return perplexity((self.score.nats_total + spelled) / self.score.tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures by name, ready for JSON."""
-        return self.score.to_dict() | {
-            "state_policy": self.state_policy,
-            "num_streams": self.num_streams,
-            "documents": self.num_documents,
-            "unknown_tokens": self.num_unknown,
-            "vocabulary": self.vocab_size,
-        }
+        return (
+            self.score.to_dict()
+            | {
+                "state_policy": self.state_policy,
+                "num_streams": self.num_streams,
+                "window": None if self.window is None else self.window.size,
+                "stride": None if self.window is None else self.window.stride,
+                "documents": self.num_documents,
+                "unknown_tokens": self.num_unknown,
+                "unknown_kinds": self.num_unknown_kinds if self.num_unknown else 0,
+                "unknown_rate": self.num_unknown / self.score.tokens,
+                "vocabulary": self.vocab_size,
+            }
+            | finite({"adjusted_perplexity": self.adjusted_perplexity})
+            | ({} if self.accuracy is None else self.accuracy.to_dict())
+        )
 
 
 class Interrupted(Exception):
@@ -64,15 +171,19 @@ class Interrupted(Exception):
 
 
 def evaluate_split(
-    network: LanguageModel,
+    network: Readable,
     split: Split,
     tokenizer: Tokenizer,
     *,
     state_policy: StatePolicy = "carried",
     num_streams: int = 1,
+    window: Window | None = None,
     max_tokens: int | None = None,
     segment_length: int | None = None,
+    with_accuracy: bool = False,
+    surprisal: Reals | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    team: Team = _Alone(),  # noqa: B008  # it has no state
 ) -> Evaluation:
     """Score a token sequence.
 
@@ -81,10 +192,15 @@ def evaluate_split(
         split: the tokens, the boundary first, and the counts of the text.
         tokenizer: the one that made the tokens.
         state_policy: ``carried`` or ``reset`` (see the module).
-        num_streams: parallel streams under ``carried``; rows of documents under ``reset``.
+        num_streams: parallel streams under ``carried``; rows of documents or of windows read at once otherwise.
+        window: read in windows; under ``reset`` none reaches over the border of a document.
         max_tokens: score the first tokens only.
         segment_length: tokens read at once; the result does not depend on it.
-        should_stop: polled between segments.
+        with_accuracy: also measure how often the most probable tokens are right.
+        surprisal: an array that gets the nats of each target, in the order of the text.
+        should_stop: polled between segments; in a team it must answer alike everywhere.
+        team: who shares the work, each calling this with the same arguments. Accuracy and ``surprisal`` are those of
+            the rows that this process reads.
 
     Raises:
         Interrupted: ``should_stop()`` was true.
@@ -93,34 +209,44 @@ def evaluate_split(
     num_targets = len(tokens) - 1
     if num_targets < 1:
         raise UserError("the text is empty: there is not one token to predict")
-    # A segment's logits stay below 64 MiB of float32 for each stream.
-    length = segment_length or max(1, min(1024, 2**24 // network.vocab_size))
-    segments: Iterator[Segment]
-    if state_policy == "reset":
-        segments = _document_rows(tokens, tokenizer.boundary_id, num_streams, length)
-    else:
+    if state_policy == "carried" and window is None:
         num_streams = min(num_streams, num_targets)
-        segments = iter(Streams(tokens, num_streams, length))
-    nats_total, num_scored = _nats(network, segments, should_stop)
-    whole = num_scored == len(split.tokens) - 1
+        batches: Iterable[tuple[Span, ...]] = [_streams(num_targets, num_streams)]
+    else:
+        units = _units(tokens, tokenizer.boundary_id, state_policy, window)
+        batches = iter(lambda: tuple(islice(units, num_streams)), ())
+    length = segment_length or max(_SEGMENT_LENGTH, 0 if window is None else window.size)
+    tally = _Tally(team, tokenizer.unknown_id, num_targets, surprisal, with_accuracy)
+    for spans in batches:
+        for segment, positions_B in segments_of(tokens, spans, length, tokenizer.boundary_id):
+            if should_stop():
+                raise Interrupted
+            tally.read(network, segment, positions_B)
+    tally.add_up()
+    whole = tally.tokens == len(split.tokens) - 1
     loses_text = not tokenizer.lossless or split.num_unknown > 0 or not whole
     return Evaluation(
         score=Score(
-            nats_total=nats_total,
-            tokens=num_scored,
+            nats_total=tally.nats,
+            tokens=tally.tokens,
             chars=None if loses_text else split.num_chars,
             bytes=None if loses_text else split.num_bytes,
         ),
-        state_policy=state_policy,
+        state_policy="window" if state_policy == "carried" and window is not None else state_policy,
         num_streams=num_streams,
         num_documents=split.num_documents,
-        num_unknown=split.num_unknown,
+        num_unknown=tally.num_unknown,
         vocab_size=network.vocab_size,
+        num_unknown_kinds=split.num_unknown_kinds if whole else 0,
+        window=window,
+        block_nats=tuple(tally.block_nats.tolist()),
+        block_tokens=tuple(tally.block_tokens.tolist()),
+        accuracy=None if tally.accuracy is None else tally.accuracy.result(),
     )
 
 
 def evaluate_pairs(
-    network: LanguageModel,
+    network: Readable,
     split: Split,
     tokenizer: Tokenizer,
     *,
@@ -128,6 +254,7 @@ def evaluate_pairs(
     num_rows: int = 16,
     max_targets: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    team: Team = _Alone(),  # noqa: B008  # it has no state
 ) -> Evaluation:
     """Score the targets of a corpus of pairs, each given its source, from the initial state.
 
@@ -140,135 +267,187 @@ def evaluate_pairs(
         reverse_source: read the tokens of each source in reverse order.
         num_rows: examples read at once; the result does not depend on it.
         max_targets: score the first examples only, up to so many targets.
-        should_stop: polled between batches.
+        should_stop: polled between batches; in a team it must answer alike everywhere.
+        team: who shares the work, each calling this with the same arguments.
 
     Raises:
         Interrupted: ``should_stop()`` was true.
     """
     pairs = Pairs(split.tokens, num_rows, tokenizer.boundary_id, reverse_source, max_targets=max_targets)
-    nats_total, num_scored = _nats(network, pairs, should_stop)
+    tally = _Tally(team, tokenizer.unknown_id)
+    for segment in pairs:
+        if should_stop():
+            raise Interrupted
+        tally.read(network, segment)
+    tally.add_up()
     chars, num_bytes = 0, 0
     if keeps_text := tokenizer.lossless and not split.num_unknown:
         for example in range(pairs.num_examples):
             target = tokenizer.decode(pairs.target(example))
             chars, num_bytes = chars + len(target), num_bytes + len(target.encode())
     return Evaluation(
-        score=Score(nats_total, num_scored, chars if keeps_text else None, num_bytes if keeps_text else None),
+        score=Score(tally.nats, tally.tokens, chars if keeps_text else None, num_bytes if keeps_text else None),
         state_policy="pairs",
         num_streams=num_rows,
         num_documents=2 * pairs.num_examples,
-        num_unknown=split.num_unknown,
+        num_unknown=tally.num_unknown,
         vocab_size=network.vocab_size,
     )
 
 
-def _nats(network: LanguageModel, segments: Iterable[Segment], should_stop: Callable[[], bool]) -> tuple[float, int]:
-    """The sum of nats over all segments, and the number of targets."""
-    # In float64 a uniform model costs ln V to the last digit; MPS has no float64.
-    softmax_dtype = network.dtype if network.device.type == "mps" else torch.float64
-    nats_total, num_scored = 0.0, 0
-    with torch.no_grad():
-        for segment in segments:
-            if should_stop():
-                raise Interrupted
-            if segment.starts_anew:
-                state = network.initial_state(segment.tokens_BT.shape[0])
-            features_BTF, state = network.features(segment.tokens_BT.to(network.device), state)
-            targets_BT, weight_BT = segment.targets_BT.to(network.device), segment.weight_BT.to(network.device)
-            nats_BT = network.head.nll(features_BTF, targets_BT, weight_BT, dtype=softmax_dtype)
-            nats_total += nats_BT.sum(dtype=torch.float64).item()
-            num_scored += segment.num_targets
-    return nats_total, num_scored
+class Span(NamedTuple):
+    """One row of a batch: inputs ``tokens[begin:end]``, of whose targets those from ``scored`` on count."""
+
+    begin: int
+    scored: int
+    end: int
 
 
-def _document_rows(tokens: np.ndarray, boundary_id: int, num_rows: int, length: int) -> Iterator[Segment]:
-    """Documents as rows: each starts with its boundary token and ends where the next one's would be predicted."""
+def _streams(num_targets: int, num_streams: int) -> tuple[Span, ...]:
+    """The text cut into streams that differ in length by one token at most, the longer ones first."""
+    shortest, longer = divmod(num_targets, num_streams)
+    ends = [(row + 1) * shortest + min(row + 1, longer) for row in range(num_streams)]
+    return tuple(Span(begin, begin, end) for begin, end in zip([0, *ends], ends, strict=False))
+
+
+def _units(tokens: NDArray[Any], boundary_id: int, state_policy: StatePolicy, window: Window | None) -> Iterator[Span]:
+    """What starts from the initial state: documents, or windows of them, or windows of the whole text."""
+    whole = Span(0, 0, len(tokens) - 1)
+    documents = iter([whole]) if state_policy == "carried" else _documents(tokens, boundary_id)
+    return documents if window is None else chain.from_iterable(_windows(one, window) for one in documents)
+
+
+def _documents(tokens: NDArray[Any], boundary_id: int) -> Iterator[Span]:
+    """Documents, each from its boundary to where the next one's would be predicted, the longest first."""
     pieces = range(0, len(tokens) - 1, _TOKENS_AT_ONCE)
     starts = np.concatenate(
         [start + np.flatnonzero(tokens[:-1][start : start + _TOKENS_AT_ONCE] == boundary_id) for start in pieces]
     )
     ends = np.append(starts[1:], len(tokens) - 1)
     # Documents of like length share a batch, so that little of it is padding.
-    order = np.argsort(starts - ends, kind="stable")
-    for first in range(0, len(order), num_rows):
-        rows = [(starts[i], ends[i]) for i in order[first : first + num_rows]]
-        longest = max(end - start for start, end in rows)
-        for time in range(0, longest, length):
-            width = min(length, longest - time)
-            padded = np.full((len(rows), width + 1), boundary_id, np.int64)
-            weight = np.zeros((len(rows), width), np.float32)
-            for row, (start, end) in enumerate(rows):
-                piece = tokens[start + time : min(start + time + width, end) + 1]
-                padded[row, : len(piece)] = piece
-                weight[row, : max(0, len(piece) - 1)] = 1.0
-            yield Segment(
-                tokens_BT=torch.from_numpy(padded[:, :-1]),
-                targets_BT=torch.from_numpy(padded[:, 1:]),
-                weight_BT=torch.from_numpy(weight),
-                reset_BT=None,
-                num_targets=int(weight.sum()),
-                starts_anew=time == 0,
-            )
+    for i in np.argsort(starts - ends, kind="stable"):
+        yield Span(int(starts[i]), int(starts[i]), int(ends[i]))
 
 
-def baselines(dataset: Dataset, split: Split) -> dict[str, Score]:
-    """What simple means reach on the same text: the yardsticks beside every figure.
+def _windows(document: Span, window: Window) -> Iterator[Span]:
+    scored, end = document.begin, min(document.begin + window.size, document.end)
+    while scored < document.end:
+        yield Span(max(document.begin, end - window.size), scored, end)
+        scored, end = end, min(end + window.stride, document.end)
 
-    ``uniform``: every token of the vocabulary, the boundary counted, has probability 1 / V. ``unigram``: token
-    frequencies of the training part, each count raised by one (Laplace). ``gzip``, ``bzip2`` and ``xz`` at their
-    strongest setting: the size of the held-out text compressed by itself. Compressors are left out where tokens do
-    not give the text back.
+
+def segments_of(
+    tokens: NDArray[Any], spans: tuple[Span, ...], length: int, boundary_id: int
+) -> Iterator[tuple[Segment, Ids]]:
+    """Spans side by side, segment by segment, and where the first target of each row stands among all targets."""
+    begins = np.array([span.begin for span in spans])
+    longest = max(span.end - span.begin for span in spans)
+    for time in range(0, longest, length):
+        width = min(length, longest - time)
+        padded = np.full((len(spans), width + 1), boundary_id, np.int64)
+        weight = np.zeros((len(spans), width), np.float32)
+        for row, (begin, scored, end) in enumerate(spans):
+            start = begin + time
+            piece = tokens[start : min(start + width, end) + 1]
+            padded[row, : len(piece)] = piece
+            weight[row, max(0, scored - start) : max(0, len(piece) - 1)] = 1.0
+        segment = Segment(
+            tokens_BT=torch.from_numpy(padded[:, :-1]),
+            targets_BT=torch.from_numpy(padded[:, 1:]),
+            weight_BT=torch.from_numpy(weight),
+            reset_BT=None,
+            num_targets=int(weight.sum()),
+            starts_anew=time == 0,
+        )
+        yield segment, begins + time
+
+
+class _Tally:
+    """Reads segments one after the other, and sums up what their targets cost.
+
+    Args:
+        team: who reads the other rows.
+        unknown_id: the token of what the tokenizer does not know.
+        num_targets: of the whole text; 0 where the order of the text is not known.
+        surprisal: gets the nats of each target, in the order of the text.
+        with_accuracy: also look at how probable other tokens are.
     """
-    tokenizer = dataset.tokenizer
-    targets = split.tokens[1:]
-    counts = token_counts(dataset.train.tokens[1:], tokenizer.size) + 1.0
-    unigram = -np.log(counts / counts.sum())
-    loses_text = not tokenizer.lossless or split.num_unknown > 0
-    chars, num_bytes = (None, None) if loses_text else (split.num_chars, split.num_bytes)
-    nats = {
-        "uniform": len(targets) * math.log(tokenizer.size),
-        "unigram": float(token_counts(targets, tokenizer.size) @ unigram),
-    }
-    if not loses_text:
-        nats |= {name: 8 * size * math.log(2) for name, size in _compressed_sizes(targets, tokenizer).items()}
-    return {name: Score(total, len(targets), chars, num_bytes) for name, total in nats.items()}
 
+    def __init__(
+        self,
+        team: Team,
+        unknown_id: int | None,
+        num_targets: int = 0,
+        surprisal: Reals | None = None,
+        with_accuracy: bool = False,
+    ) -> None:
+        self.nats, self.tokens, self.num_unknown = 0.0, 0, 0
+        self.accuracy = AccuracyTally() if with_accuracy else None
+        self._team, self._unknown_id, self._num_targets, self._surprisal = team, unknown_id, num_targets, surprisal
+        num_blocks = min(_MAX_BLOCKS, num_targets // _MIN_BLOCK_TOKENS)
+        self.block_nats = np.zeros(num_blocks)
+        self.block_tokens = np.zeros(num_blocks, np.int64)
+        self._state: State
 
-class _Compressor(Protocol):
-    def compress(self, data: bytes, /) -> bytes: ...
-    def flush(self) -> bytes: ...
+    def read(self, network: Readable, segment: Segment, positions_B: Ids | None = None) -> None:
+        """Take this process's rows of a segment in; the state goes on from the one before, unless it starts anew."""
+        if positions_B is not None:
+            positions_B = positions_B[share_of(len(positions_B), self._team.rank, self._team.size)]
+        segment = segment.part(self._team.rank, self._team.size)
+        num_rows, num_steps = segment.tokens_BT.shape
+        targets_BT, weight_BT = segment.targets_BT.to(network.device), segment.weight_BT.to(network.device)
+        width = max(1, _MAX_LOGITS // (network.vocab_size * num_rows))
+        with torch.no_grad():
+            state = network.initial_state(num_rows) if segment.starts_anew else self._state
+            features_BTF, self._state = network.features(segment.tokens_BT.to(network.device), state)
+            for time in range(0, num_steps, width):
+                here = slice(time, time + width)
+                if not segment.weight_BT[:, here].any():
+                    continue  # context of a window
+                nats_BT = self._judge(network, features_BTF[:, here], targets_BT[:, here], weight_BT[:, here])
+                self.nats += nats_BT.sum(dtype=torch.float64).item()
+                if positions_B is not None and len(positions_B):
+                    self._place(nats_BT, segment.weight_BT[:, here], positions_B + time)
+        self.tokens += segment.num_targets
+        if self._unknown_id is not None:
+            self.num_unknown += int(((segment.targets_BT == self._unknown_id) & (segment.weight_BT > 0)).sum())
 
+    def add_up(self) -> None:
+        """Put the sums of all processes together, at the end."""
+        num_blocks = len(self.block_nats)
+        self.nats, *counts = self._team.sum(
+            self.nats, self.tokens, self.num_unknown, *self.block_nats.tolist(), *self.block_tokens.tolist()
+        )
+        self.tokens, self.num_unknown = int(counts[0]), int(counts[1])
+        self.block_nats = np.array(counts[2 : 2 + num_blocks])
+        self.block_tokens = np.array(counts[2 + num_blocks :], np.int64)
 
-def _compressed_sizes(targets: np.ndarray, tokenizer: Tokenizer) -> dict[str, int]:
-    """Bytes that general compressors at their strongest make of a text, which passes through them piece by piece."""
-    compressors: dict[str, _Compressor] = {
-        "gzip": zlib.compressobj(9, wbits=31),  # 31: with the header and trailer of a .gz file
-        "bzip2": bz2.BZ2Compressor(9),
-        "xz": lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME),
-    }
-    sizes = dict.fromkeys(compressors, 0)
-    for data in _text_bytes(targets, tokenizer):
-        for name, compressor in compressors.items():
-            sizes[name] += len(compressor.compress(data))
-    return {name: size + len(compressors[name].flush()) for name, size in sizes.items()}
+    def _judge(self, network: Readable, features_BTF: Tensor, targets_BT: Tensor, weight_BT: Tensor) -> Tensor:
+        """The nats of each target."""
+        dtype = softmax_dtype(network)
+        if self.accuracy is None:
+            return network.head.nll(features_BTF, targets_BT, weight_BT, dtype=dtype)
+        log_probs_BTV = network.head.logits(features_BTF).to(dtype).log_softmax(-1)
+        of_target_BT1 = log_probs_BTV.gather(-1, targets_BT.unsqueeze(-1))
+        num_before_BT = (log_probs_BTV > of_target_BT1).sum(-1)
+        num_equal_BT = (log_probs_BTV == of_target_BT1).sum(-1)
+        counts_BT = weight_BT > 0
+        # Among equals, a fair draw decides which ones come first.
+        right_at_1, right_at_5 = (
+            ((k - num_before_BT).to(dtype) / num_equal_BT).clamp(0, 1)[counts_BT].double().cpu().numpy() for k in (1, 5)
+        )
+        confidence = log_probs_BTV.amax(-1).exp()[counts_BT].double().cpu().numpy()
+        self.accuracy.add(right_at_1, right_at_5, confidence)
+        return -of_target_BT1.squeeze(-1) * weight_BT
 
-
-def _text_bytes(targets: np.ndarray, tokenizer: Tokenizer) -> Iterator[bytes]:
-    """The text of tokens in UTF-8, in pieces; the bytes themselves at byte level, be they valid UTF-8 or not."""
-    decoder = tokenizer.decoder()
-    for start in range(0, len(targets), _TOKENS_AT_ONCE):
-        piece = targets[start : start + _TOKENS_AT_ONCE]
-        piece = piece[piece != tokenizer.boundary_id]
-        if tokenizer.level == "byte":
-            yield piece.astype(np.uint8).tobytes()
-        else:
-            yield "".join(map(decoder.feed, piece.tolist())).encode()
-    yield decoder.flush().encode()
-
-
-def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each token occurs, (V,), counted in bounded memory."""
-    counts = np.zeros(vocab_size)
-    for start in range(0, len(tokens), _TOKENS_AT_ONCE):
-        counts += np.bincount(tokens[start : start + _TOKENS_AT_ONCE].astype(np.int64), minlength=vocab_size)
-    return counts
+    def _place(self, nats_BT: Tensor, weight_BT: Tensor, positions_B: Ids) -> None:
+        """Note the nats where they belong in the text."""
+        counts_BT = weight_BT.numpy() > 0
+        positions_N = (positions_B[:, None] + np.arange(counts_BT.shape[1]))[counts_BT]
+        nats_N = nats_BT.double().cpu().numpy()[counts_BT]
+        if self._surprisal is not None:
+            self._surprisal[positions_N] = nats_N
+        if num_blocks := len(self.block_nats):
+            blocks_N = positions_N * num_blocks // self._num_targets
+            self.block_nats += np.bincount(blocks_N, nats_N, minlength=num_blocks)
+            self.block_tokens += np.bincount(blocks_N, minlength=num_blocks)

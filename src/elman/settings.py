@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import tomli_w
 from pydantic import BeforeValidator, Field, NonNegativeInt, SerializeAsAny, ValidationError, model_validator
@@ -19,11 +19,13 @@ from elman.config import (
     CheckpointConfig,
     CountedConfig,
     DataConfig,
+    EmbeddingConfig,
     EvaluationConfig,
     ModelConfig,
     SamplingConfig,
     Section,
     Seq2SeqConfig,
+    StackConfig,
     TextConfig,
     TokenizerConfig,
     TrainingConfig,
@@ -37,9 +39,15 @@ _MEANINGLESS_FOR_PAIRS = (
     ("text", "document_separator"),
     ("training", "bptt"),
     ("training", "trim"),
+    ("training", "random_bptt"),
     ("training", "reset_probability"),
     ("sampling", "temperatures"),
 )
+
+_Sections: TypeAlias = dict[str, dict[str, Any]]
+
+_FREE_OF_MODEL = (("model", "dropout"),)
+"""Settings that a run may have otherwise than the model it starts from: they shape no parameter."""
 
 _MEANINGLESS_FOR_COUNTS = tuple(("training", name) for name in TrainingConfig.model_fields if name != "num_threads")
 
@@ -59,6 +67,8 @@ class Config(Section):
     """Of parameters and arithmetic."""
     preset: str | None = None
     """The named set of settings that this configuration started from."""
+    from_model: str | None = None
+    """A run folder or model file whose weights training starts from; none: weights drawn by the seed."""
     data: DataConfig = DataConfig()
     text: TextConfig = TextConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -84,6 +94,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _precision_and_pieces_fit(self) -> Self:
+        training = self.training
+        if training.precision is not None and self.dtype == "float64":
+            raise ValueError(f"training.precision {training.precision!r} is for dtype float32, and dtype is float64")
+        if training.recompute_tokens >= training.bptt and not self.data.pairs:
+            raise ValueError(
+                f"training.recompute_tokens {training.recompute_tokens} cuts no segment of training.bptt "
+                f"{training.bptt} tokens: give fewer"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_count_takes_no_training(self) -> Self:
         if not isinstance(self.model, CountedConfig):
             return self
@@ -95,6 +117,27 @@ class Config(Section):
         if changed := [name for name in names if getattr(self.training, name) != getattr(defaults, name)]:
             given = " and ".join(f"training.{name}" for name in changed)
             raise ValueError(f"{given}: no meaning for model.kind {kind!r}, which is counted, not trained")
+        return self
+
+    @model_validator(mode="after")
+    def _loss_fits_the_model(self) -> Self:
+        model, training = self.model, self.training
+        if not isinstance(model, EmbeddingConfig):
+            return self
+        if training.num_negatives and model.output != "linear":
+            raise ValueError(
+                f"training.num_negatives has no meaning for model.output {model.output!r}, only for linear"
+            )
+        if training.label_smoothing and model.output == "adaptive":
+            raise ValueError(
+                "training.label_smoothing has no meaning for model.output 'adaptive', which never computes it all"
+            )
+        is_locked = isinstance(model, StackConfig) and model.locked_dropout
+        if training.temporal_penalty and model.dropout_before_output and not is_locked:
+            raise ValueError(
+                "training.temporal_penalty needs masks that stay the same in time before the output: set "
+                "model.locked_dropout true, or the dropout there 0"
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,6 +154,8 @@ def resolve(
 ) -> Config:
     """Put a configuration together: defaults, then a preset, then a TOML file, then single settings.
 
+    With ``from_model`` the settings of the model, and the level of its tokenizer, are those of the model named there.
+
     Args:
         settings: values by section, such as ``{"training": {"bptt": 64}, "seed": 1}``.
         preset: a name of :func:`preset_names`; a preset named in the file or the settings counts as well.
@@ -122,6 +167,20 @@ def resolve(
     given = settings or {}
     from_file = _read_toml(Path(file)) if file is not None else {}
     _refuse_unnamed_cell(from_file, given, file)
+    fixed = _fixed(from_file, given)
+    config = _put_together(given, preset, from_file, fixed)
+    for where, sections in fixed.items():
+        _refuse_contradictions(config, where, sections)
+    return config
+
+
+def _put_together(
+    given: Mapping[str, Any],
+    preset: str | None,
+    from_file: Mapping[str, Any],
+    fixed: Mapping[str, _Sections] | None = None,
+) -> Config:
+    """Merge and check settings; those that something fixes stand in for a preset's."""
     named = [name for name in (preset, given.get("preset"), from_file.get("preset")) if name not in (None, "none")]
     preset = named[0] if named else None
     merged: dict[str, Any] = {}
@@ -130,14 +189,76 @@ def resolve(
         of_preset = _without(of_preset, _MEANINGLESS_FOR_PAIRS)
     if _asks_for_counts(from_file, given):
         of_preset = _without(of_preset, _MEANINGLESS_FOR_COUNTS)
+    fixed_sections = [section for sections in (fixed or {}).values() for section in sections.items()]
+    if any(name == "model" for name, _ in fixed_sections):
+        of_preset.pop("model", None)  # it may be of another kind
     for source in (of_preset, from_file, given):
         merged = _merge(merged, source)
+    for name, values in fixed_sections:
+        if not isinstance(merged.get(name, {}), Mapping):
+            continue  # which is an error below
+        below = {} if name == "model" else merged.get(name, {})
+        merged[name] = {**below, **values, **from_file.get(name, {}), **given.get(name, {})}
     if preset:
         merged["preset"] = preset
     try:
         return Config(**merged)
     except ValidationError as error:
         raise ConfigError(_one_line(error, merged)) from None
+
+
+def _fixed(from_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, _Sections]:
+    """What is fixed by prepared tokens, and by a model to start from: sections by what fixes them, the latter last."""
+    fixed: dict[str, _Sections] = {}
+    corpus = _said("data", "corpus", from_file, given)
+    names = list(corpus) if isinstance(corpus, list | tuple) else [corpus]
+    if len(names) == 1 and isinstance(names[0], str | Path) and Path(names[0]).is_dir():
+        from elman.data.prepare import prepared_folder, prepared_settings
+
+        if (folder := prepared_folder([str(names[0])])) is not None:
+            fixed[str(folder)] = prepared_settings(folder)
+    origins = [source["from_model"] for source in (given, from_file) if source.get("from_model") is not None]
+    if origins and origins[0] != "none":
+        fixed[str(origins[0])] = _settings_of_model(str(origins[0]), from_file, given, is_prepared=bool(fixed))
+    return fixed
+
+
+def _settings_of_model(
+    origin: str, from_file: Mapping[str, Any], given: Mapping[str, Any], *, is_prepared: bool
+) -> _Sections:
+    """The sections that the model to start from decides. Raises UserError where it cannot be trained on."""
+    from elman.models.file import load_model
+
+    kind = _said("model", "kind", from_file, given)
+    bundle = load_model(origin, cell=kind if isinstance(kind, str) and is_own_cell(kind) else None)
+    theirs, level = bundle.network.config, bundle.tokenizer.level
+    if isinstance(theirs, CountedConfig):
+        raise ConfigError(
+            f"{origin!r} is counted, not trained, so nothing can start from it: give a model with weights, or count "
+            f"the new text with --model.kind {theirs.kind}"
+        )
+    if kind not in (None, theirs.kind):
+        raise ConfigError(f"model.kind {kind!r} was given, {origin!r} has {theirs.kind!r}: leave it out")
+    tokenizer = {"level": level}
+    if level == "bpe" and not is_prepared and _said("tokenizer", "path", from_file, given) in (None, "none"):
+        tokenizer |= TokenizerConfig(level="bpe").model_dump(mode="json")  # it is kept as it is
+    return {"model": theirs.model_dump(mode="json"), "tokenizer": tokenizer}
+
+
+def _said(section: str, name: str, *sources: Mapping[str, Any]) -> Any:
+    """What the last of these settings that speaks of one says; none where none does."""
+    sections = [source.get(section) for source in sources]
+    said = [values[name] for values in sections if isinstance(values, Mapping) and name in values]
+    return said[-1] if said else None
+
+
+def _refuse_contradictions(config: Config, where: str, fixed: _Sections) -> None:
+    """Raise ConfigError where something was given that has another value already."""
+    for section, values in fixed.items():
+        chosen = getattr(config, section).model_dump(mode="json")
+        for name, value in values.items():
+            if (section, name) not in _FREE_OF_MODEL and (mine := chosen.get(name)) != value:
+                raise ConfigError(f"{section}.{name} {mine!r} was given, {where!r} has {value!r}: leave it out")
 
 
 def with_corpus(settings: Mapping[str, Any], corpus: str | Path | Sequence[str | Path] | None) -> dict[str, Any]:
@@ -188,7 +309,8 @@ def resolve_run(file: Path, *, cell: str | None = None, changes: Mapping[str, An
     if not isinstance(model, Mapping):
         raise ConfigError(f"{str(file)!r} has no section [model]")
     kind = named_by_person(str(model.get("kind")), cell, str(file))
-    return resolve(_merge({**settings, "model": {**model, "kind": kind}}, changes or {}))
+    # The model that it started from is not looked at: it may have gone, and all its settings are here.
+    return _put_together(_merge({**settings, "model": {**model, "kind": kind}}, changes or {}), None, {})
 
 
 def preset_names() -> tuple[str, ...]:
@@ -206,9 +328,7 @@ def load_preset(name: str) -> dict[str, Any]:
 
 def _asks_for_pairs(*sources: Mapping[str, Any]) -> bool:
     """Whether the last of these settings that speaks of it asks for pairs, as a value or as typed."""
-    sections = [source.get("data") for source in sources]
-    said = [section["pairs"] for section in sections if isinstance(section, Mapping) and "pairs" in section]
-    return bool(said) and str(said[-1]).lower() == "true"
+    return str(_said("data", "pairs", *sources)).lower() == "true"
 
 
 def _asks_for_counts(*sources: Mapping[str, Any]) -> bool:

@@ -172,3 +172,26 @@ def test_a_corpus_of_pairs_is_shown_as_sources_and_targets(tmp_path):
     assert [(pair.inputs, pair.targets) for pair in report.pairs] == [("ab", "ba")] * 3
     assert (report.batch_size, report.bptt, report.segments_per_epoch) == (10, None, 1)
     assert any("10 pairs, fewer than batch_size 32" in warning for warning in report.warnings)
+
+
+def test_runs_of_characters_that_stand_in_the_training_part_are_counted(report_on):
+    train, fresh = clean_text(400), clean_text(100, start=1200)
+    copied = train[1000:1400]
+    report = report_on({"train.txt": train, "valid.txt": fresh[:2000] + copied + fresh[2000:], "test.txt": fresh})
+    inside = {train[i : i + 50] for i in range(len(train) - 49)}
+    for name, text in {"valid": fresh[:2000] + copied + fresh[2000:], "test": fresh}.items():
+        runs = [text[i : i + 50] for i in range(len(text) - 49)]
+        expected = sum(run in inside for run in runs) / len(runs)
+        assert report.parts[name].spans_in_train == pytest.approx(expected, abs=1e-12)
+    assert report.parts["valid"].spans_in_train > report.parts["test"].spans_in_train
+    assert report.parts["train"].spans_in_train is None
+
+
+def test_of_a_large_corpus_an_even_sample_of_runs_is_looked_at(report_on, monkeypatch):
+    monkeypatch.setattr(inspect_module, "_MAX_SPANS", 2000)
+    train, fresh = clean_text(800), clean_text(400, start=1200)
+    valid = fresh[:8000] + train[5000:13000]
+    report = report_on({"train.txt": train, "valid.txt": valid, "test.txt": fresh})
+    assert report.parts["valid"].spans_in_train == pytest.approx(0.5, abs=0.1)
+    assert any("runs of 50 characters of the valid part" in warning or "lines stand" in warning
+               for warning in report.warnings)  # fmt: skip

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import mmap
 import os
 import tracemalloc
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import elman
 from elman.config import DataConfig, TextConfig, TokenizerConfig
 from elman.data import prepare as module
-from elman.data.prepare import Dataset, Split, prepare, tokenize_text
-from elman.errors import ElmanError, ModelFileError, TextError
+from elman.data.prepare import Dataset, Split, prepare, prepare_folder, tokenize_text
+from elman.errors import ConfigError, ElmanError, ModelFileError, TextError
+from elman.settings import resolve
 from elman.text.sources import Piece, Source, StringSource
 from elman.text.tokenizers import BOUNDARY, CharTokenizer, WordTokenizer
 
@@ -320,3 +324,94 @@ def test_a_missing_tokenizer_file_is_named(tmp_path, cache):
     (tmp_path / "a.txt").write_text(TEXT)
     with pytest.raises(ModelFileError, match=r"none\.json"):
         prepared(tmp_path / "a.txt", cache, TokenizerConfig(level="bpe", path=str(tmp_path / "none.json")))
+
+
+# Prepared folders.
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """A text of some pages of tokens, prepared in one file a part and in shards of a page."""
+    monkeypatch.setattr("elman.data.store.SHARD_UNIT", mmap.PAGESIZE)
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT * 10, "utf-8", newline="")
+    settings = DataConfig(corpus=str(path), valid_fraction=0.1, test_fraction=0.2)
+    for name, shard_tokens in (("one", None), ("many", 1)):
+        prepare_folder(tmp_path / name, settings, TextConfig(), TokenizerConfig(), shard_tokens=shard_tokens)
+    path.unlink()
+    return tmp_path / "one", tmp_path / "many"
+
+
+def test_a_prepared_folder_is_a_corpus_of_its_own(shards, cache):
+    one, many = (prepared(folder, cache) for folder in shards)
+    assert len(list(shards[1].glob("train-*.bin"))) > 3
+    for part in ("train", "valid", "test"):
+        assert getattr(one, part).tokens.tolist() == getattr(many, part).tokens.tolist()
+        assert replace(getattr(one, part), tokens=None) == replace(getattr(many, part), tokens=None)
+    assert text_of(many, many.train) + text_of(many, many.valid) + text_of(many, many.test) == TEXT * 10
+    assert (one.sha256, one.corpus_name, one.notices) == (many.sha256, many.corpus_name, many.notices)
+    assert not cache.exists()
+
+
+def test_training_and_judging_on_shards_is_bit_for_bit_that_on_one_file(shards, tmp_path):
+    runs = [
+        elman.train(
+            folder,
+            out=tmp_path / "runs" / folder.name,
+            model={"hidden_size": 8, "embedding_size": 4},
+            training={"max_updates": 6, "batch_size": 8, "bptt": 50, "num_threads": 1},
+            sampling={"max_new_tokens": 3},
+        )
+        for folder in shards
+    ]
+    assert runs[0].model.read_bytes() == runs[1].model.read_bytes()
+    losses = [[r["nats"] for r in run.records() if r["kind"] == "update"] for run in runs]
+    assert losses[0] == losses[1]
+    scores = [elman.evaluate(run.path).evaluation.score for run in runs]
+    assert scores[0] == scores[1] == elman.evaluate(runs[0].path, shards[1]).evaluation.score
+    elman.resume(runs[1].path, max_updates=8)
+
+
+def test_the_settings_of_prepared_tokens_are_those_they_were_made_with(shards, tmp_path):
+    config = resolve({"data": {"corpus": str(shards[1])}}, preset="pytorch-word-lm")
+    assert (config.data.valid_fraction, config.data.test_fraction, config.tokenizer.level) == (0.1, 0.2, "char")
+    for wrong, message in (
+        ({"tokenizer": {"level": "word"}}, r"tokenizer\.level 'word' was given, '.*' has 'char': leave it out"),
+        ({"data": {"valid_fraction": 0.3}}, r"data\.valid_fraction 0\.3 was given, '.*' has 0\.1: leave it out"),
+        ({"text": {"newlines": "keep"}}, r"text\.newlines 'keep' was given"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            resolve({**wrong, "data": {"corpus": str(shards[1])} | wrong.get("data", {})})
+    assert resolve({"data": {"corpus": str(shards[1]), "reset_at_documents": True}}).data.reset_at_documents
+
+
+def test_what_is_no_folder_of_prepared_tokens_any_more_is_refused(shards, tmp_path):
+    data = bytearray((shards[1] / "train-00001.bin").read_bytes())
+    data[5] ^= 1
+    (shards[1] / "train-00001.bin").write_bytes(data)
+    with pytest.raises(TextError, match=r"is damaged: .*train-00001.* has been altered"):
+        prepared(shards[1], tmp_path / "cache")
+    with pytest.raises(TextError, match="has other tokens than the model"):
+        prepared(shards[0], tmp_path / "cache", CharTokenizer("ab"))
+    text = (shards[0] / "dataset.json").read_text("utf-8")
+    for broken in (text[:-9], "", text.replace("char", "byte"), f"{hashlib.sha256(b'{}').hexdigest()}\n{{}}"):
+        (shards[0] / "dataset.json").write_text(broken, "utf-8")
+        with pytest.raises(TextError, match="is damaged"):
+            prepared(shards[0], tmp_path / "cache")
+    settings = DataConfig(corpus=str(shards[1]))
+    with pytest.raises(ConfigError, match="is prepared already"):
+        prepare_folder(tmp_path / "new", settings, TextConfig(), TokenizerConfig())
+    with pytest.raises(ConfigError, match="holds something"):
+        prepare_folder(shards[0], settings, TextConfig(), TokenizerConfig())
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    with pytest.raises(TextError, match="cannot write the tokens"):
+        prepare_folder(path / "b", DataConfig(corpus=str(path)), TextConfig(), TokenizerConfig())
+    (tmp_path / "empty.txt").touch()
+    data = DataConfig(corpus=str(tmp_path / "empty.txt"))
+    with pytest.raises(TextError, match="empty"):
+        prepare_folder(tmp_path / "out", data, TextConfig(), TokenizerConfig())
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.txt", "empty.txt"]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elman.data.streams import Segment, Streams, check_targets, fit_layout
+from elman.data.streams import Segment, Streams, check_targets, fit_layout, random_borders
 from elman.errors import UserError
 from elman.models.kinds import build_model, model_config
 
@@ -194,3 +194,33 @@ def test_a_shift_by_zero_trains_a_copy_machine():
 def test_padding_is_no_wrong_target():
     for segment in Streams(np.arange(1, 25), 4, 3):
         check_targets(segment)
+# Segments of random lengths.
+
+
+@given(st.integers(2, 400), st.integers(1, 6), st.integers(1, 40), st.integers(0, 5), st.booleans())
+def test_random_segments_hold_every_target_once_and_are_as_many(num_tokens, batch_size, bptt, seed, trim):
+    tokens = np.arange(max(num_tokens, 2 * batch_size))
+    plain = Streams(tokens, batch_size, bptt, trim=trim)
+    streams = Streams(tokens, batch_size, bptt, trim=trim, random_seed=seed)
+    assert streams.num_segments == plain.num_segments
+    for epoch in range(2):
+        segments = [streams.segment(epoch * streams.num_segments + i) for i in range(streams.num_segments)]
+        assert [segment.starts_anew for segment in segments] == [i == 0 for i in range(len(segments))]
+        for name in ("tokens_BT", "targets_BT", "weight_BT"):
+            whole = torch.cat([getattr(segment, name) for segment in segments], dim=1)
+            assert torch.equal(whole, torch.cat([getattr(segment, name) for segment in plain], dim=1)), name
+        assert all(segment.tokens_BT.shape[1] > 0 for segment in segments)
+
+
+def test_random_lengths_lie_around_bptt_some_around_half_of_it_and_differ_between_epochs():
+    streams = Streams(np.zeros(700_001, np.int64), 10, 70, random_seed=3)
+    lengths = np.array([streams.segment(index).tokens_BT.shape[1] for index in range(streams.num_segments)])
+    assert lengths.mean() == pytest.approx(70, abs=0.1)
+    near = np.abs(lengths - 70 / 0.975) < 20  # stretched, because a twentieth are half as long
+    half = np.abs(lengths - 35 / 0.975) < 16
+    assert (near | half).all()
+    assert abs(half.mean() - 0.05) < 4 * (0.05 * 0.95 / 1000) ** 0.5
+    assert lengths[near].std() == pytest.approx(5 / 0.975, rel=0.15)
+    first, second = (random_borders(3, epoch, 100, 7000, 70) for epoch in (0, 1))
+    assert (first != second).any()
+    assert np.array_equal(first, random_borders(3, 0, 100, 7000, 70))

@@ -152,11 +152,26 @@ def test_a_file_of_another_tool_is_read_as_it_stands(tmp_path):
     (tmp_path / "a.arpa").write_text(FOREIGN, encoding="utf-8")
     bundle = read_arpa(tmp_path / "a.arpa")
     assert bundle.tokenizer.to_dict() == {"level": "word", "words": ["the", "cat"]}
-    found = -nats(bundle, np.array([0, 3, 4, 0, 4, 1, 2])) / math.log(10)
-    # The, cat, </s>; cat after <s> by its weight; <unk> after cat, whose weight is 1; <eos>, which the file lacks.
+    found = -nats(bundle, np.array([0, 3, 4, 2, 4, 1, 0])) / math.log(10)
+    # The, cat, the line's end, which is </s> there; cat after <s> by its weight; <unk> after cat, whose weight is 1;
+    # the end of the text, which such a file does not know.
     assert found == pytest.approx([-0.1, -0.3, -0.9, -0.5 - 0.6, -1.2, -99])
+    assert -nats(bundle, np.array([0, 3, 4, 2, 3, 4, 2])) / math.log(10) == pytest.approx([-0.1, -0.3, -0.9] * 2)
     (tmp_path / "c.arpa").write_text(FOREIGN.replace("the", "t").replace("cat", "\\"), encoding="utf-8")
     assert read_arpa(tmp_path / "c.arpa").tokenizer.to_dict() == {"level": "char", "characters": "\\t"}
+
+
+def test_a_file_that_knows_the_ends_of_lines_keeps_them_apart_from_that_of_the_text(tmp_path):
+    own = FOREIGN.replace("ngram 1=5", "ngram 1=6").replace("-0.6\tcat", "-0.7\t<eos>\n-0.6\tcat")
+    (tmp_path / "a.arpa").write_text(own, encoding="utf-8")
+    found = -nats(read_arpa(tmp_path / "a.arpa"), np.array([0, 3, 4, 0, 3])) / math.log(10)
+    assert found == pytest.approx([-0.1, -0.3, -0.9, -0.1])
+
+
+def test_a_file_of_another_name_is_told_what_it_lacks(tmp_path):
+    (tmp_path / "a.lm").write_text(FOREIGN, encoding="utf-8")
+    with pytest.raises(ModelFileError, match=r"a\.lm' holds an n-gram model in ARPA: give it a name in \.arpa$"):
+        load_model(tmp_path / "a.lm")
 
 
 def test_contexts_whose_shorter_ones_were_pruned_are_read(tmp_path):

@@ -78,3 +78,41 @@ def test_a_model_drops_in_training_only_and_never_on_the_recurrent_path():
     assert 0.3 < (noisy == 0).double().mean() < 0.7  # the last layer's output is dropped
     assert all((tensor != 0).all() for tensor in noisy_after.tensors.values())  # what is carried is not
     assert not torch.equal(noisy_after.tensors["0.h"], after.tensors["0.h"])  # the embedding is
+# Masks that stay the same in time, words, weights.
+
+
+def test_a_locked_mask_is_one_for_all_times_of_a_row():
+    dropped = KEY.dropout(ONES, 0.5, "x", locked=True)
+    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+    assert dropped.unique().tolist() == [0.0, 2.0]
+    deviation = (0.25 / 400) ** 0.5
+    assert abs((dropped[:, 0] == 0).double().mean().item() - 0.5) < 4 * deviation
+    assert not torch.equal(dropped[0], dropped[1])
+    part = Noise(3, 5, 4, first_row=2).dropout(ONES[2:], 0.5, "x", locked=True)
+    assert torch.equal(part, dropped[2:])
+
+
+def test_a_dropped_word_is_dropped_wherever_it_stands():
+    tokens = torch.randint(300, (4, 200), generator=torch.Generator().manual_seed(1))
+    dropped = KEY.drop_words(torch.ones(4, 200, 3), tokens, 300, 0.25)
+    of_word = {}
+    for token, value in zip(tokens.flatten().tolist(), dropped[..., 0].flatten().tolist(), strict=True):
+        assert of_word.setdefault(token, value) == value
+    shares = torch.tensor([value == 0 for value in of_word.values()]).double()
+    assert abs(shares.mean().item() - 0.25) < 4 * (0.25 * 0.75 / len(of_word)) ** 0.5
+    assert {round(value, 6) for value in of_word.values()} == {0.0, round(1 / 0.75, 6)}
+    rows = Noise(3, 5, 4, first_row=2).drop_words(torch.ones(2, 200, 3), tokens[2:], 300, 0.25)
+    assert torch.equal(rows, dropped[2:])
+    embeddings = torch.ones(4, 200, 3)
+    assert KEY.drop_words(embeddings, tokens, 300, 0.0) is embeddings
+
+
+def test_dropped_weights_are_the_same_for_every_row_and_anew_for_every_update():
+    matrix = torch.ones(80, 50)
+    dropped = KEY.drop_weights(matrix, 0.3, "layer 0 weight_hh")
+    assert dropped.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
+    assert abs((dropped == 0).double().mean().item() - 0.3) < 4 * (0.21 / 4000) ** 0.5
+    assert torch.equal(Noise(3, 5, 4, first_row=2).drop_weights(matrix, 0.3, "layer 0 weight_hh"), dropped)
+    other = Noise(3, 6, 4).drop_weights(matrix, 0.3, "layer 0 weight_hh")
+    assert not torch.equal(other, dropped)
+    assert KEY.drop_weights(matrix, 0.0, "x") is matrix

@@ -296,7 +296,7 @@ def test_dropout_falls_on_the_embedding_and_on_each_branch(monkeypatch, residual
     )
     seen = []
 
-    def emptied(noise, x_BTI, share, place):
+    def emptied(noise, x_BTI, share, place, *, locked):
         seen.append((place, share))
         return x_BTI if place == "embedding" else torch.zeros_like(x_BTI)
 

@@ -16,7 +16,7 @@ from elman.data.prepare import Dataset, Split
 from elman.errors import ModelFileError
 from elman.settings import resolve
 from elman.text.tokenizers import CharTokenizer
-from elman.training.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from elman.training.checkpoint import Checkpoint, clear_half_written, newest_checkpoint, save_checkpoint
 from elman.training.loop import Trainer
 
 TOKENIZER = CharTokenizer("abcdefg")
@@ -62,12 +62,58 @@ def test_only_the_newest_stay(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update-00000015-00", "update-00000100-00"]
 
 
-def test_one_update_may_be_saved_again_and_again(tmp_path):
-    names = [path.name for path in save(tmp_path, 7, 7, 7, 7, 7, keep=2)]
-    assert names == [f"update-00000007-{serial:02d}" for serial in range(5)]
-    path, _, _ = newest_checkpoint(tmp_path)
-    assert path.name == names[-1]
-    assert len(list(tmp_path.iterdir())) == 2
+def test_one_update_may_be_saved_any_number_of_times(tmp_path):
+    """A run is stopped at one update again and again, each time with more observed."""
+    for serial in range(103):
+        after = Checkpoint(checkpoint(7).tensors, {"update": 7, "serial": serial})
+        assert save_checkpoint(tmp_path, 7, after, 2).name == f"update-00000007-{serial:02d}"
+        path, found, passed_over = newest_checkpoint(tmp_path)
+        assert (path.name, found.trainer["serial"], passed_over) == (f"update-00000007-{serial:02d}", serial, [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update-00000007-101", "update-00000007-102"]
+
+
+def test_a_state_that_is_saved_already_is_not_written_again(tmp_path):
+    save(tmp_path, 5, 7)
+    names = {path.name for path in save(tmp_path, 7, 7, 7)}
+    assert names == {"update-00000007-00"}
+    flip(tmp_path / "update-00000007-00" / "trainer.json")
+    assert save(tmp_path, 7)[0].name == "update-00000007-01"  # that one is not what it was
+    assert newest_checkpoint(tmp_path)[0].name == "update-00000007-01"
+
+
+def test_the_newest_is_the_one_of_the_highest_numbers_not_of_the_last_name(tmp_path):
+    save(tmp_path, 99_999_999, 100_000_000)
+    assert newest_checkpoint(tmp_path)[0].name == "update-100000000-00"
+
+
+def test_an_old_one_that_cannot_be_removed_is_no_failure_and_no_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, 1, 2, keep=2)
+    remove = shutil.rmtree
+
+    def stubborn(path, **options):
+        if (path / "manifest.json").exists():
+            (path / "manifest.json").unlink()
+            raise OSError("no more")
+
+    monkeypatch.setattr(shutil, "rmtree", stubborn)
+    save(tmp_path, 3, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "update-00000001-00.tmp", "update-00000002-00", "update-00000003-00"
+    ]  # fmt: skip
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    clear_half_written(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update-00000002-00", "update-00000003-00"]
+
+
+def test_damage_that_comes_again_finds_a_name_of_its_own(tmp_path):
+    for _ in range(3):
+        save(tmp_path, 5)
+        flip(tmp_path / "update-00000005-00" / "trainer.json")
+        with pytest.raises(ModelFileError, match="1 damaged"):
+            newest_checkpoint(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "damaged-update-00000005-00", "damaged-update-00000005-00-2", "damaged-update-00000005-00-3"
+    ]  # fmt: skip
 
 
 def test_half_written_ones_and_strangers_are_not_looked_at(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from elman.data.streams import Segment, Streams
 from elman.errors import TrainingError
+from elman.training.checkpoint import newest_checkpoint
 from elman.training.folder import Run
 from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
 from elman.training.loop import Callback
@@ -109,6 +111,54 @@ def test_a_run_with_skipped_batches_goes_on_exactly_where_it_stopped(corpus, tmp
     assert [s["update"] for s in of_kind(parts, "skipped")] == [3, 11, 11]
 
 
+class Photographer(Callback):
+    """Keeps the run folder as a process that is killed at an update would leave it."""
+
+    def __init__(self, folder: Path, at: int) -> None:
+        self.folder, self.at = folder, at
+
+    def on_record(self, record):
+        if record.kind == "update" and record.values["update"] == self.at:
+            shutil.copytree(self.folder, self.folder.with_name("killed"))
+
+
+@pytest.mark.parametrize("bad", [{4}, {3, 4}, {2, 4, 5}], ids=str)
+def test_a_batch_skipped_right_after_a_checkpoint_is_told_once_after_a_resume(bad, corpus, tmp_path):
+    options = settings(max_updates=10) | {"checkpoint": {"every_updates": 3}}
+    callbacks = [Poison(bad), Photographer(tmp_path / "whole", at=5)]
+    whole = train(corpus, out=tmp_path / "whole", callbacks=callbacks, **options)
+    killed = Run.open(tmp_path / "killed")
+    read = max(s["segments_read"] for s in of_kind(whole, "skipped"))
+    assert of_kind(killed, "skipped") == [s for s in of_kind(whole, "skipped") if s["segments_read"] <= read]
+    _, checkpoint, _ = newest_checkpoint(killed.checkpoints)
+    done = checkpoint.trainer["segments_read"]
+    assert checkpoint.trainer["update"] == 3
+    assert any(index >= done for index in bad)  # one at least comes again
+    resume(killed.path, callbacks=[Poison({index - done for index in bad})])
+    assert of_kind(killed, "skipped") == of_kind(whole, "skipped")
+    assert updates(killed) == updates(whole)
+    assert all(torch.equal(tensor, tensors(whole)[name]) for name, tensor in tensors(killed).items())
+
+
+def test_a_return_that_comes_again_after_a_resume_is_told_once(corpus, tmp_path):
+    options = settings(max_updates=9, schedule="constant", warmup_updates=0) | {"checkpoint": {"every_updates": 5}}
+    seen = []
+
+    class AfterReturn(Callback):
+        def on_record(self, record):
+            seen.append(record.kind)
+            if seen[-2:] == ["returned", "update"]:
+                shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+
+    callbacks = [TooFast(after=7, limit=0.011), AfterReturn()]
+    whole = train(corpus, out=tmp_path / "whole", callbacks=callbacks, **options)
+    killed = Run.open(tmp_path / "killed")
+    assert len(of_kind(killed, "returned")) == 1
+    resume(killed.path, callbacks=[TooFast(after=7, limit=0.011)])
+    assert [r["update"] for r in of_kind(killed, "returned")] == [r["update"] for r in of_kind(whole, "returned")]
+    assert updates(killed) == updates(whole)
+
+
 def test_a_spike_is_told_from_noise_by_the_losses_before_it():
     guard, rng = Guard(6.0), np.random.default_rng(1)
     losses = (2.0 + 0.1 * rng.standard_normal(200)).tolist()
@@ -190,6 +240,6 @@ def test_in_the_end_it_stops_and_says_what_to_do(corpus, tmp_path):
             **settings(max_updates=9),
         )
     run = Run.open(tmp_path / "run")
-    assert len(of_kind(run, "returned")) == MAX_RETURNS
-    assert len(of_kind(run, "skipped")) == MAX_IN_A_ROW * (MAX_RETURNS + 1)
+    assert [returned["num_returns"] for returned in of_kind(run, "returned")] == list(range(1, MAX_RETURNS + 1))
+    assert len(of_kind(run, "skipped")) == MAX_IN_A_ROW  # those before a return were taken back with it
     assert all(tensor.isfinite().all() for tensor in tensors(run).values())

@@ -188,6 +188,26 @@ def test_a_longer_budget_continues_a_finished_run(corpus: Path, tmp_path: Path) 
         resume(short.path, bptt=3)
 
 
+def test_a_finished_run_may_be_resumed_any_number_of_times(corpus: Path, tmp_path: Path) -> None:
+    run = train(corpus, out=tmp_path / "run", **settings(max_updates=4))
+    before = {path.name for path in run.checkpoints.iterdir()}
+    model, log = run.model.read_bytes(), deterministic(run)
+    for _ in range(3):
+        resume(run.path)
+        assert {path.name for path in run.checkpoints.iterdir()} == before
+        assert (run.model.read_bytes(), deterministic(run)) == (model, log)
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(corpus: Path, tmp_path: Path) -> None:
+    run = train(corpus, out=tmp_path / "run", **settings(max_updates=4))
+    (run.checkpoints / "update-00000003-00.tmp").mkdir()
+    (run.checkpoints / "update-00000003-00.tmp" / "trainer.json").touch()
+    (run.path / "model.safetensors.tmp").touch()
+    (run.path / "mine.tmp").touch()
+    resume(run.path)
+    assert [path.name for path in run.path.rglob("*.tmp")] == ["mine.tmp"]
+
+
 def test_resume_refuses_another_corpus(corpus: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text(corpus.read_text("utf-8"), "utf-8")

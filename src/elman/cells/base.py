@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from elman.cells.primitives import linear, split
-from elman.config import CellConfig
+from elman.config import CellConfig, Fraction
 from elman.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -272,6 +272,10 @@ class GatedConfig(CellConfig):
     """Each gate's recurrent matrix orthogonal, or uniform within +-1/sqrt(H) as in `torch.nn`."""
     bias_init: Literal["zeros", "uniform"] = "zeros"
     """Biases zero, or uniform within +-1/sqrt(H) as in `torch.nn`."""
+    weight_dropout: Fraction = 0.0
+    """Share of the recurrent matrix's elements dropped, anew for every update, in training only."""
+    zoneout: Fraction = 0.0
+    """Share of units that keep their old state at each step; outside training each keeps this share of it."""
 
 
 class GatedCell(Cell):
@@ -332,4 +336,9 @@ class GatedCell(Cell):
 
         # Has biases, layers, dropout, training (cuDNN keeps what backward needs), bidirectional, batch first.
         options = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        return kernel(x_BTI, carried, self._fused_weights(p), *options)
+        # For float16 the CPU has no such kernels.
+        device = x_BTI.device.type
+        halves = torch.is_autocast_enabled(device) and (device, torch.get_autocast_dtype(device)) != ("cpu", torch.float16)
+        with torch.autocast(device, enabled=halves):
+            results = kernel(x_BTI, carried, self._fused_weights(p), *options)
+        return tuple(result.to(x_BTI.dtype) for result in results)

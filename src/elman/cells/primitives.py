@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def linear(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """``x W^T + b``: (B, I) to (B, O)."""
+    """``x W^T + b``: (B, I) to (B, O), in the dtype of x also where the product itself is taken in half the bits."""
     from torch.nn import functional  # here, because a cell's settings must be readable without torch
 
-    return functional.linear(x_BI, weight_OI, bias_O)
+    return functional.linear(x_BI, weight_OI, bias_O).to(x_BI.dtype)
 
 
 def split(x_BG: Tensor, parts: int) -> tuple[Tensor, ...]:

@@ -1,7 +1,8 @@
 """Look at a prepared corpus before any training: what it holds, what a model will be asked, what would go wrong.
 
 Everything is counted on the tokens that training reads, decoded again, in bounded memory; only 8 bytes for each longer
-line and each document go to temporary files, so that duplicates are found among all of them.
+line, each document and some million places of the text go to temporary files, so that duplicates are found among all
+of them.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman.config import DataConfig, TrainingConfig
+from elman.data.duplicates import WindowStream, code_points
 from elman.data.pairs import Pairs
 from elman.data.prepare import Dataset, Split
 from elman.data.streams import Streams, fit_layout
+from elman.data.texts import texts_of
 from elman.text.sources import utf8
 from elman.text.tokenizers import Tokenizer
 
 _CHUNK = 1 << 18
 _NUM_CODE_POINTS = 0x110000
 _MIN_LINE = 20
+_SPAN = 50
+_MAX_SPANS = 1 << 22
+"""Runs of characters that are kept of the training part, at most about."""
 _TOKENS_SHOWN = 16
 _SEGMENTS_SHOWN = 3
 _digest = partial(blake2b, digest_size=8)
@@ -52,6 +58,8 @@ class PartReport:
     """The same of documents."""
     lines_in_train: float | None
     """Share of a held-out part's lines that stand in the training part too; None for the training part."""
+    spans_in_train: float | None
+    """The same of its runs of 50 characters, wherever they begin; of a large corpus, of an even sample of them."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,10 @@ def inspect_corpus(
     tokenizer, train = dataset.tokenizer, dataset.train
     splits = {"train": train, "valid": dataset.valid, "test": dataset.test}
     with tempfile.TemporaryDirectory(prefix="elman-", ignore_cleanup_errors=True) as folder:
-        surveys = {name: _Survey(split, tokenizer, folder) for name, split in splits.items() if split is not None}
+        one_in = max(1, train.num_chars // _MAX_SPANS)
+        surveys = {
+            name: _Survey(split, tokenizer, folder, one_in) for name, split in splits.items() if split is not None
+        }
         parts = {name: survey.report(None if name == "train" else surveys["train"]) for name, survey in surveys.items()}
     counts = _token_counts(train, tokenizer.size)
     order = np.argsort(-counts, kind="stable")
@@ -146,28 +157,36 @@ def inspect_corpus(
 class _Survey:
     """One pass over the text of a split."""
 
-    def __init__(self, split: Split, tokenizer: Tokenizer, folder: str) -> None:
+    def __init__(self, split: Split, tokenizer: Tokenizer, folder: str, one_in: int) -> None:
         self._split = split
+        self._one_in = one_in
         self._folder = folder
         self.characters = np.zeros(_NUM_CODE_POINTS, np.int64)
         """How often each code point occurs."""
         self.num_mojibake = self.num_lines = self.longest_line = self._length = 0
-        self._line, self._document = _digest(), _digest()
-        with self._temporary() as self._lines_file, self._temporary() as self._documents_file:
-            for text in _texts(split, tokenizer):
+        self._line, self._document, self._spans = _digest(), _digest(), WindowStream(_SPAN)
+        with (
+            self._temporary() as self._lines_file,
+            self._temporary() as self._documents_file,
+            self._temporary() as self._spans_file,
+        ):
+            for text in texts_of(split, tokenizer):
                 if text is None:
                     self._end_document()
                 else:
                     self._add(text)
             self._end_document()
-            self.lines, self.documents = map(_sorted_numbers, (self._lines_file, self._documents_file))
+            files = (self._lines_file, self._documents_file, self._spans_file)
+            self.lines, self.documents, self.spans = map(_sorted_numbers, files)
 
     def _temporary(self) -> IO[bytes]:
         return tempfile.NamedTemporaryFile(dir=self._folder, delete=False)
 
     def _add(self, text: str) -> None:
-        code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-        self.characters += np.bincount(code_points, minlength=_NUM_CODE_POINTS)
+        self.characters += np.bincount(code_points(text), minlength=_NUM_CODE_POINTS)
+        hashes = self._spans.add(text)
+        # Chosen by their hash, so that every part keeps the same ones.
+        self._spans_file.write(hashes[hashes % np.uint64(self._one_in) == 0].tobytes())
         self.num_mojibake += text.count("â€") + text.count("Ã©")
         self._document.update(utf8(text))
         first, *others = text.split("\n")
@@ -191,7 +210,7 @@ class _Survey:
         if self._length:
             self._end_line()
         self._documents_file.write(self._document.digest())
-        self._document = _digest()
+        self._document, self._spans = _digest(), WindowStream(_SPAN)
 
     def report(self, train: _Survey | None) -> PartReport:
         """The counts, compared with the training part where this is not it."""
@@ -207,20 +226,8 @@ class _Survey:
             duplicate_lines=_share_repeated(self.lines),
             duplicate_documents=_share_repeated(self.documents),
             lines_in_train=None if train is None else _share_contained(self.lines, train.lines),
+            spans_in_train=None if train is None else _share_contained(self.spans, train.spans),
         )
-
-
-def _texts(split: Split, tokenizer: Tokenizer) -> Iterator[str | None]:
-    """The decoded text of a split in pieces, and None at each border between documents."""
-    decoder = tokenizer.decoder()
-    for start in range(1, len(split.tokens), _CHUNK):
-        ids = split.tokens[start : start + _CHUNK]
-        for i, document in enumerate(np.split(ids, np.flatnonzero(ids == tokenizer.boundary_id))):
-            if i > 0:
-                yield decoder.flush()
-                yield None
-            yield "".join(map(decoder.feed, document[i > 0 :].tolist()))
-    yield decoder.flush()
 
 
 def _sorted_numbers(file: IO[bytes]) -> NDArray[np.uint64]:
@@ -354,4 +361,9 @@ def _warnings_of_held_out(parts: dict[str, PartReport]) -> Iterator[str]:
             yield (
                 f"{part.lines_in_train:.1%} of the {name} lines stand in the training part too: its figures will be "
                 "too good; remove duplicates, or hold out other files"
+            )
+        elif part.spans_in_train is not None and part.spans_in_train > 0.05:
+            yield (
+                f"{part.spans_in_train:.1%} of the runs of {_SPAN} characters of the {name} part stand in the training "
+                "part too: its figures will be too good; `elman data prepare --dedup` removes documents that are alike"
             )

@@ -1,4 +1,4 @@
-"""From a corpus to tokens on disk: split, train the tokenizer on the training part, encode, keep in a cache.
+"""From a corpus to tokens on disk: split, train the tokenizer on the training part, encode, keep them.
 
 The text is read in passes, never held: one to find its length and document borders, one to train the tokenizer, one
 to encode. Nothing of the held-out parts reaches the tokenizer.
@@ -13,28 +13,35 @@ import tempfile
 import weakref
 from array import array
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import version
 from itertools import groupby, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from elman.config import DataConfig, TextConfig, TokenizerConfig
-from elman.data.store import Tokens, TokenStore, compact, write_tokens
-from elman.errors import ElmanError, TextError
+from elman.data.store import Tokens, TokenStore, compact, shard_path, write_tokens
+from elman.errors import ConfigError, ElmanError, TextError
 from elman.text.bpe import BPETokenizer
 from elman.text.building import tokenizer_from_dict, train_tokenizer
-from elman.text.corpora import cache_folder, open_corpus
+from elman.text.corpora import cache_folder, is_named, open_corpus
 from elman.text.sources import Corpus, Piece, Source, StringSource, utf8
 from elman.text.tokenizers import UNKNOWN, Tokenizer, Unknown
 
-_FORMAT = 1
+_FORMAT = 3
 """Part of every cache key: raised when the same settings would give other tokens."""
 _PARTS = ("train", "valid", "test")
+_MANIFEST = "dataset.json"
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, ElmanError)
+"""What reading a manifest raises that is not as it was written."""
+_FREE = ("corpus", "reset_at_documents")
+"""Settings of ``data`` that prepared tokens leave open."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Split:
 
     `tokens` begins with the boundary; `tokens[1:]` are the targets. One boundary stands between documents and none at
     the end. Characters and bytes are those of the text, boundaries not among them; bytes are UTF-8. `num_unknown`
-    counts the tokens that are `<unk>`.
+    counts the tokens that are `<unk>`, `num_unknown_kinds` the different words or characters among them: 0 in a
+    training part, where nobody counts them, and where the text says `<unk>` itself.
     """
 
     tokens: Tokens
@@ -51,6 +59,7 @@ class Split:
     num_bytes: int
     num_documents: int
     num_unknown: int
+    num_unknown_kinds: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,12 @@ class Dataset:
 
 
 def prepare(
-    data: DataConfig, text: TextConfig, tokenizer: TokenizerConfig | Tokenizer, cache: Path | None = None
+    data: DataConfig,
+    text: TextConfig,
+    tokenizer: TokenizerConfig | Tokenizer,
+    cache: Path | None = None,
+    *,
+    extends: Tokenizer | None = None,
 ) -> Dataset:
     """Read, split and encode a corpus, or take the result of an earlier call from the cache.
 
@@ -85,15 +99,18 @@ def prepare(
         tokenizer: the settings of one to train on the training part, or a finished one.
         cache: the folder that gets `tokens/<key>`, by default `elman.text.corpora.cache_folder()`; a temporary folder
             takes its place where it cannot be written.
+        extends: a tokenizer of the same level that gets what the one trained here holds beyond it.
 
     Raises:
         UserError: if the corpus is missing, unreadable, or empty.
     """
+    if (prepared := prepared_folder(data.corpus)) is not None:
+        return _of_folder(prepared, tokenizer)
     if isinstance(tokenizer, TokenizerConfig) and tokenizer.path is not None:
         tokenizer = BPETokenizer.from_file(tokenizer.path)
     corpus = open_corpus(data, text, raw=tokenizer.level == "byte")
     home = (cache or cache_folder()) / "tokens"
-    key = _cache_key(corpus, data, text, tokenizer)
+    key = _cache_key(corpus, data, text, tokenizer, extends)
     if key is not None and (dataset := _load(home / key)) is not None:
         return dataset
     notices = []
@@ -105,7 +122,7 @@ def prepare(
         folder, key = Path(tempfile.mkdtemp(prefix="elman-")), None
     is_kept = False
     try:
-        _build(folder, corpus, data, tokenizer, notices)
+        _build(folder, corpus, data, text, tokenizer, notices, extends=extends)
         if key is not None and (is_kept := _move(folder, home / key)):
             folder = home / key
         dataset = _load(folder)
@@ -119,6 +136,90 @@ def prepare(
     if not is_kept:
         weakref.finalize(dataset, shutil.rmtree, folder, ignore_errors=True)
     return dataset
+
+
+def prepare_folder(
+    out: Path,
+    data: DataConfig,
+    text: TextConfig,
+    tokenizer: TokenizerConfig,
+    *,
+    shard_tokens: int | None = None,
+    change: Callable[[Corpus], Corpus] = lambda corpus: corpus,
+) -> Dataset:
+    """Write a corpus as tokens into a folder of its own, which then is a corpus itself, here and on other machines.
+
+    Args:
+        out: the folder; it must not exist, or be empty.
+        data: as for `prepare`.
+        text: as there.
+        tokenizer: as there.
+        shard_tokens: begin a new file after so many tokens (see `elman.data.store.write_tokens`); none: a file a part.
+        change: what is done to the documents first, such as `elman.data.duplicates.without_duplicates`.
+
+    Raises:
+        UserError: as `prepare`; or the folder holds something.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{str(out)!r} holds something: give another --out")
+    if prepared_folder(data.corpus) is not None:
+        raise ConfigError(f"{data.corpus[0]!r} is prepared already: give the text itself")
+    asked = tokenizer if tokenizer.path is None else BPETokenizer.from_file(tokenizer.path)
+    corpus = change(open_corpus(data, text, raw=tokenizer.level == "byte"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            _build(folder, corpus, data, text, asked, [], shard_tokens=shard_tokens)
+            folder.chmod(0o755)
+            folder.rename(out)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise TextError(f"cannot write the tokens to {out}: {error.strerror or error}") from None
+    return _of_folder(out, tokenizer)
+
+
+def prepared_folder(corpus: Sequence[str]) -> Path | None:
+    """The folder of prepared tokens that a corpus is; none where it is a text."""
+    if len(corpus) != 1 or is_named(corpus[0]):
+        return None
+    folder = Path(corpus[0]).expanduser()
+    first = folder / "train.bin"
+    is_prepared = (folder / _MANIFEST).is_file() and (first.is_file() or shard_path(first, 0).is_file())
+    return folder if is_prepared else None
+
+
+def prepared_settings(folder: Path) -> dict[str, dict[str, Any]]:
+    """The settings by which the tokens in a folder were made, by section: what training on them cannot choose.
+
+    Raises:
+        TextError: the folder is damaged.
+    """
+    with _one_error(folder):
+        settings = _manifest(folder)["settings"]
+        return {
+            "data": {name: value for name, value in settings["data"].items() if name not in _FREE},
+            "text": dict(settings["text"]),
+            "tokenizer": dict(settings["tokenizer"]),
+        }
+
+
+def _of_folder(folder: Path, tokenizer: TokenizerConfig | Tokenizer) -> Dataset:
+    with _one_error(folder):
+        dataset = _read(folder)
+    if isinstance(tokenizer, Tokenizer) and tokenizer.to_dict() != dataset.tokenizer.to_dict():
+        raise TextError(f"the prepared corpus {str(folder)!r} has other tokens than the model: give the text itself")
+    return dataset
+
+
+@contextmanager
+def _one_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, *_DAMAGE) as error:
+        raise TextError(f"the prepared corpus {str(folder)!r} is damaged: {error}") from None
 
 
 def tokenize_text(text: Source | str, tokenizer: Tokenizer, *, unknown: Unknown = "token") -> Split:
@@ -153,12 +254,17 @@ def _encode(
     append: Callable[[npt.NDArray[np.int64]], None],
     digest: hashlib._Hash | None = None,
     unknown: Unknown = "token",
+    counts_kinds: bool = True,
 ) -> dict[str, int]:
     """Pass the ids of documents to `append`, and return the counts of a `Split`."""
-    counts = dict.fromkeys(("num_chars", "num_bytes", "num_documents", "num_unknown"), 0)
+    counts = dict.fromkeys(("num_chars", "num_bytes", "num_documents", "num_unknown", "num_unknown_kinds"), 0)
+    missing: set[str] | None = set() if counts_kinds else None
+    says_unknown = False
 
     def counted() -> Iterator[Piece]:
+        nonlocal says_unknown
         for piece in pieces:
+            says_unknown = says_unknown or (tokenizer.level == "word" and UNKNOWN in piece.text)
             encoded = utf8(piece.text)
             if digest is not None:
                 digest.update(encoded)
@@ -167,15 +273,25 @@ def _encode(
             counts["num_documents"] += piece.starts_document
             yield piece
 
-    for ids in tokenizer.encode_pieces(counted(), unknown=unknown):
+    for ids in tokenizer.encode_pieces(counted(), unknown=unknown, missing=missing):
         if tokenizer.unknown_id is not None:
             counts["num_unknown"] += int(np.count_nonzero(ids == tokenizer.unknown_id))
         append(ids)
+    if missing and not says_unknown:
+        counts["num_unknown_kinds"] = len(missing)
     return counts
 
 
 def _build(
-    folder: Path, corpus: Corpus, data: DataConfig, tokenizer: TokenizerConfig | Tokenizer, notices: list[str]
+    folder: Path,
+    corpus: Corpus,
+    data: DataConfig,
+    text: TextConfig,
+    tokenizer: TokenizerConfig | Tokenizer,
+    notices: list[str],
+    *,
+    extends: Tokenizer | None = None,
+    shard_tokens: int | None = None,
 ) -> None:
     """Write the token files of all parts and the manifest that describes them."""
     training: Source
@@ -192,12 +308,15 @@ def _build(
         training = corpus.parts["train"]
         streams = ((name, source.pieces()) for name, source in corpus.parts.items())
     built = tokenizer if isinstance(tokenizer, Tokenizer) else train_tokenizer(tokenizer, training)
+    built = built if extends is None else extends.extended(built)
     digest = hashlib.sha256()
-    parts: dict[str, dict[str, int]] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for name, pieces in streams:
-        with write_tokens(folder / f"{name}.bin", built.size) as writer:
-            counts = _encode(pieces, built, writer.append, digest)
-        parts[name] = {"num_tokens": writer.store.num_tokens, "crc32": writer.store.crc32, **counts}
+        with write_tokens(folder / f"{name}.bin", built.size, shard_tokens) as writer:
+            counts = _encode(pieces, built, writer.append, digest, counts_kinds=name != "train")
+        store = writer.store
+        about = {"num_tokens": store.num_tokens, "crc32": store.crc32, "shard_tokens": store.shard_tokens}
+        parts[name] = about | counts
     if num_chars is not None and num_chars != sum(part["num_chars"] for part in parts.values()):
         raise TextError(f"the corpus {corpus.name!r} changed while it was read; try again")
     parts = {name: part for name, part in parts.items() if part["num_tokens"] > 1}
@@ -213,13 +332,23 @@ def _build(
             "notices": notices,
             "parts": parts,
             "tokenizer": built.to_dict(),
+            "settings": {
+                "data": data.model_dump(mode="json"),
+                "text": text.model_dump(mode="json"),
+                "tokenizer": (tokenizer if isinstance(tokenizer, TokenizerConfig) else _named(tokenizer)).model_dump(),
+            },
         }
     )
-    (folder / "dataset.json").write_text(f"{_sha256(body)}\n{body}", encoding="utf-8")
+    (folder / _MANIFEST).write_text(f"{_sha256(body)}\n{body}", encoding="utf-8")
+
+
+def _named(tokenizer: Tokenizer) -> TokenizerConfig:
+    """The settings of a finished tokenizer, which are its level alone."""
+    return TokenizerConfig(level=tokenizer.level)
 
 
 def _remarks(
-    parts: Mapping[str, Mapping[str, int]],
+    parts: Mapping[str, Mapping[str, Any]],
     built: Tokenizer,
     asked: TokenizerConfig | Tokenizer,
     valid_fraction: float | None,
@@ -303,7 +432,11 @@ def _sha256(text: str) -> str:
 
 
 def _cache_key(
-    corpus: Corpus, data: DataConfig, text: TextConfig, tokenizer: TokenizerConfig | Tokenizer
+    corpus: Corpus,
+    data: DataConfig,
+    text: TextConfig,
+    tokenizer: TokenizerConfig | Tokenizer,
+    extends: Tokenizer | None,
 ) -> str | None:
     """A name for the result, from all that it follows from; None where a source cannot tell whether it has changed."""
     fingerprints = {name: source.fingerprint() for name, source in corpus.parts.items()}
@@ -312,26 +445,43 @@ def _cache_key(
     asked = tokenizer.to_dict() if isinstance(tokenizer, Tokenizer) else tokenizer.model_dump()
     split = [data.valid_fraction, data.test_fraction, data.pairs]
     everything = [_FORMAT, version("tokenizers"), corpus.name, fingerprints, split, text.model_dump(), asked]
+    if extends is not None:
+        everything.append(extends.to_dict())
     return _sha256(json.dumps(everything))[:32]
 
 
 def _load(folder: Path) -> Dataset | None:
     """The dataset in a folder; None where there is none, or it is damaged."""
     try:
-        checksum, body = (folder / "dataset.json").read_text(encoding="utf-8").split("\n", 1)
-        if checksum != _sha256(body):
-            return None
-        manifest = json.loads(body)
-        tokenizer = tokenizer_from_dict(manifest["tokenizer"])
-        splits: dict[str, Split | None] = dict.fromkeys(_PARTS)
-        for name, part in manifest["parts"].items():
-            store = TokenStore(folder / f"{name}.bin", tokenizer.size, part.pop("num_tokens"), part.pop("crc32"))
-            splits[name] = Split(store.read(), **part)
-    except (OSError, ValueError, ElmanError):
+        return _read(folder)
+    except (OSError, *_DAMAGE):
         return None
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    checksum, body = (folder / _MANIFEST).read_text(encoding="utf-8").split("\n", 1)
+    if checksum != _sha256(body):
+        raise ValueError(f"{_MANIFEST} has been altered: its checksum differs")
+    manifest: dict[str, Any] = json.loads(body)
+    return manifest
+
+
+def _read(folder: Path) -> Dataset:
+    manifest = _manifest(folder)
+    tokenizer = tokenizer_from_dict(manifest["tokenizer"])
+    splits: dict[str, Split | None] = dict.fromkeys(_PARTS)
+    for name, part in manifest["parts"].items():
+        store = TokenStore(
+            folder / f"{name}.bin",
+            tokenizer.size,
+            part.pop("num_tokens"),
+            tuple(part.pop("crc32")),
+            part.pop("shard_tokens"),
+        )
+        splits[name] = Split(store.read(), **part)
     train = splits.pop("train")
     if train is None:
-        return None
+        raise ValueError("it has no training part")
     return Dataset(
         tokenizer, train, **splits, corpus_name=manifest["corpus_name"], sha256=manifest["sha256"],
         notices=tuple(manifest["notices"]),

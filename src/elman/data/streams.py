@@ -13,7 +13,8 @@ PyTorch's word-level example.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -40,6 +41,32 @@ class Segment:
     starts_anew: bool
     """The state of every row is initial before this segment, and its rows may be others than before."""
 
+    def cut(self, rows: slice = slice(None), times: slice = slice(None)) -> Segment:
+        """Some of its rows, at some of its times."""
+        weight_BT = self.weight_BT[rows, times]
+        return replace(
+            self,
+            tokens_BT=self.tokens_BT[rows, times],
+            targets_BT=self.targets_BT[rows, times],
+            weight_BT=weight_BT,
+            reset_BT=None if self.reset_BT is None else self.reset_BT[rows, times],
+            num_targets=int(weight_BT.sum()),
+        )
+
+    def part(self, number: int, num_parts: int) -> Segment:
+        """One of several parts of the rows, as equal as can be.
+
+        Where there are fewer rows than parts, a part without any gets the first row at weight 0: every process has
+        something to read, and nothing counts twice.
+        """
+        if num_parts == 1:
+            return self
+        rows = share_of(len(self.tokens_BT), number, num_parts)
+        if rows.start == rows.stop:
+            row = self.cut(slice(1))
+            return replace(row, weight_BT=torch.zeros_like(row.weight_BT), num_targets=0)
+        return self.cut(rows)
+
 
 @dataclass(frozen=True)
 class Streams:
@@ -51,6 +78,7 @@ class Streams:
         bptt: tokens per segment T.
         trim: drop what does not divide evenly.
         reset_token: the boundary token, where it resets the state; none: state is carried through documents.
+        random_seed: cuts every epoch anew into as many segments of random lengths, around bptt; none: all have bptt.
     """
 
     tokens: NDArray[np.unsignedinteger] | NDArray[np.int64]
@@ -58,6 +86,7 @@ class Streams:
     bptt: int
     trim: bool = False
     reset_token: int | None = None
+    random_seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_targets < 1:
@@ -90,29 +119,58 @@ class Streams:
         """Segments of one epoch, the last and shorter one counted."""
         return -(-int(self._lengths.max()) // self.bptt)
 
+    def _borders(self, index: int) -> tuple[int, int]:
+        """Where a segment begins and ends in its streams."""
+        epoch, within = divmod(index, self.num_segments)
+        longest = int(self._lengths.max())
+        if self.random_seed is None:
+            return within * self.bptt, min((within + 1) * self.bptt, longest)
+        borders = random_borders(self.random_seed, epoch, self.num_segments, longest, self.bptt)
+        return int(borders[within]), int(borders[within + 1])
+
     def segment(self, index: int) -> Segment:
         """The segment of this number, counted from 0 on through all epochs, which are alike."""
-        start = index % self.num_segments * self.bptt
-        length = min(self.bptt, int(self._lengths.max()) - start)
-        inputs = np.zeros((self.batch_size, length), np.int64)
-        targets = np.zeros((self.batch_size, length), np.int64)
-        weight = np.zeros((self.batch_size, length), np.float32)
-        for row, (first, row_length) in enumerate(zip(self._starts, self._lengths, strict=True)):
-            count = min(length, int(row_length) - start)
-            piece = self.tokens[first + start : first + start + count + 1].astype(np.int64)
-            inputs[row, :count], targets[row, :count], weight[row, :count] = piece[:-1], piece[1:], 1.0
+        lengths = self._lengths
+        start, end = self._borders(index)
+        length = end - start
+        counts_B1 = (lengths - start).clip(0, length)[:, None]
+        times = np.arange(length + 1)
+        # Past its end a stream reads its last token over and over, and what it reads there becomes 0.
+        read = self.tokens[self._starts[:, None] + start + np.minimum(times, counts_B1)].astype(np.int64)
+        is_there = times[:-1] < counts_B1
+        inputs, targets = read[:, :-1] * is_there, read[:, 1:] * is_there
         return Segment(
             tokens_BT=torch.from_numpy(inputs),
             targets_BT=torch.from_numpy(targets),
-            weight_BT=torch.from_numpy(weight),
+            weight_BT=torch.from_numpy(is_there.astype(np.float32)),
             reset_BT=None if self.reset_token is None else torch.from_numpy(inputs == self.reset_token),
-            num_targets=int(weight.sum()),
+            num_targets=int(is_there.sum()),
             starts_anew=start == 0,
         )
 
     def __iter__(self) -> Iterator[Segment]:
         """One epoch."""
         return (self.segment(index) for index in range(self.num_segments))
+
+
+def share_of(total: int, number: int, num_parts: int) -> slice:
+    """Which of ``total`` things belong to one of several parts, as equal as can be and in order."""
+    return slice(total * number // num_parts, total * (number + 1) // num_parts)
+
+
+@lru_cache(maxsize=2)
+def random_borders(seed: int, epoch: int, num_segments: int, length: int, bptt: int) -> NDArray[np.int64]:
+    """Where the segments of an epoch begin and where the last ends: (num_segments + 1).
+
+    The lengths are as in Merity et al. 2018 (https://arxiv.org/abs/1708.02182): normal around bptt with a deviation of
+    5, or around half of bptt at a chance of 5%, and never below 5; then all are stretched alike to fill the epoch.
+    """
+    random = np.random.default_rng((seed, epoch))
+    middle = np.where(random.random(num_segments) < 0.05, bptt / 2, bptt)
+    drawn = np.maximum(random.normal(middle, 5.0), min(5.0, bptt)).cumsum()
+    # One token for each segment, so that none is empty; the rest by the drawn lengths.
+    shared = np.rint((length - num_segments) * drawn / drawn[-1]).astype(np.int64)
+    return np.concatenate(([0], shared + np.arange(1, num_segments + 1)))
 
 
 def fit_layout(num_targets: int, batch_size: int, bptt: int) -> tuple[int, int]:

@@ -174,7 +174,8 @@ def read_arpa(path: str | Path, *, device: torch.device | str = "cpu") -> Bundle
     """Read an ARPA file, of our own or of another tool.
 
     The tables are used as they stand: probabilities sum to one as exactly as the file says them. A token of the
-    vocabulary that the file does not have, such as ``<unk>``, has a probability of 1e-99.
+    vocabulary that the file does not have, such as ``<unk>``, has a probability of 1e-99. Where a file of words by
+    another tool has no ``<eos>``, which ends a line here, its ``</s>`` does, and a text never ends.
 
     Raises:
         ModelFileError: there is no such file, or it is not what it should be; the line is named.
@@ -188,6 +189,8 @@ def read_arpa(path: str | Path, *, device: torch.device | str = "cpu") -> Bundle
     except OSError as error:
         raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     tokenizer, id_of = _tokenizer(path, level, texts)
+    if level is None and isinstance(tokenizer, WordTokenizer) and END_OF_LINE not in texts:
+        id_of = _lines_for_sentences(sections, texts, id_of, tokenizer.vocabulary.index(END_OF_LINE))
     try:
         config = NgramConfig(kind="ngram", order=len(sections))
     except ValidationError as error:
@@ -200,6 +203,23 @@ def read_arpa(path: str | Path, *, device: torch.device | str = "cpu") -> Bundle
         raise ModelFileError(f"{str(path)!r} is no n-gram model: {fault}")
     network.head.tables = tables
     return Bundle(network.to(device), tokenizer, {"corpus": path.name})
+
+
+def _lines_for_sentences(sections: Sequence[_Section], texts: Sequence[str], id_of: Ids, line_end: int) -> Ids:
+    """Other tools count lines, each a sentence of its own: their ``</s>`` is the end of a line, and a line that follows
+    one begins like the first. Changes the sections, and gives the token that each text is now.
+    """
+    if END not in texts:
+        return id_of
+    end = texts.index(END)
+    for section in sections if START in texts else ():
+        rows, starts = section.rows, section.rows[:, 0] == texts.index(START)
+        again = rows[starts].copy()
+        again[:, 0] = end
+        section.tokens.extend(again.ravel().tolist())
+        for column in (section.log_probs, section.log_weights, section.predicts):
+            column.extend(np.array(column)[starts].tolist())
+    return np.where(np.arange(len(texts)) == end, line_end, id_of)
 
 
 class _Reader:

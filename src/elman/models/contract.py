@@ -36,6 +36,18 @@ class Output(NamedTuple):
     state: State
 
 
+class Moment(NamedTuple):
+    """One step of a model, for whoever looks inside."""
+
+    features_BF: Tensor
+    state: State
+    """After the step."""
+    named: Mapping[str, Tensor]
+    """Gates, candidates and other intermediates of each layer, such as ``0.forget_gate``."""
+    outputs: Mapping[str, Tensor]
+    """What each layer hands to the next, such as ``0.output``."""
+
+
 @dataclass(frozen=True)
 class Component:
     """One part of a model, for whoever takes it apart."""
@@ -124,6 +136,10 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def step(self, token_B: Tensor, state: State) -> tuple[Tensor, State]:
         """Read one token by the paper's equations: features (B, F) and the next state. It specifies `features`."""
+
+    def named_step(self, token_B: Tensor, state: State) -> Moment:
+        """:meth:`step` with what a kind lets be seen of it; a kind without layers of cells shows nothing more."""
+        return Moment(*self.step(token_B, state), {}, {})
 
     @abstractmethod
     def components(self) -> list[Component]:

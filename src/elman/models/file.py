@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,8 +127,16 @@ def load_model(where: str | Path, *, device: torch.device | str = "cpu", cell: s
                 # Copied: memory that comes from a file has another alignment, which changes the order of sums.
                 parameter.data.copy_(tensor)
     except (SafetensorError, OSError) as error:
+        if _looks_like_arpa(path):
+            raise ModelFileError(f"{str(path)!r} holds an n-gram model in ARPA: give it a name in .arpa") from None
         raise ModelFileError(f"{str(path)!r} is not a readable safetensors file: {error}") from error
     return Bundle(network.to(device), tokenizer_from_dict(meta["tokenizer"]), meta["provenance"])
+
+
+def _looks_like_arpa(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        return b"\\data\\" in file.read(1024)
+    return False
 
 
 def _fill_tables(path: Path, network: CountedModel, tables: Mapping[str, torch.Tensor]) -> None:

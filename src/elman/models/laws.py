@@ -61,6 +61,8 @@ _SIZES = {
     "num_gate_blocks": (1, 2),
     "mogrifier_rank": (0, 2),
     "qrnn_window": (1, 3),
+    "output_cutoffs": ((3, 7),),
+    "num_mixtures": (2,),
 }
 """Values of settings that are numbers, between which a model becomes another one."""
 _GLOBAL_SEED = 9_263_847

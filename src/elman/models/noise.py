@@ -3,13 +3,15 @@
 A model without noise is deterministic; there is no training mode to forget. Masks are drawn from a generator of their
 own, keyed by seed, update and place in the model, for all rows of the global batch; a process takes its own rows.
 So the same masks come whether a batch is computed at once, in pieces, by several processes, or again after a resume.
+
+Shape letters: B rows, T time, I width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -30,25 +32,75 @@ class Noise:
         update: number of the optimiser update.
         num_rows: rows of the global batch.
         first_row: the global number of the first row at hand.
+        num_steps: of the whole segment, where it is read in pieces; none: what is read at once is the whole.
+        first_step: the number of the first step at hand.
+        masks: those drawn for the whole segment, by place.
+        sparse_rows: whoever takes the gradient can do with one of the embedding that holds the rows read alone.
     """
 
     seed: int
     update: int
     num_rows: int
     first_row: int = 0
+    num_steps: int | None = None
+    first_step: int = 0
+    masks: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    sparse_rows: bool = False
 
-    def dropout(self, x_BTI: Tensor, share: float, place: str) -> Tensor:
+    def of_rows(self, first: int) -> Noise:
+        """For rows further on: those at hand from this one on."""
+        return replace(self, first_row=self.first_row + first)
+
+    def dropout(self, x_BTI: Tensor, share: float, place: str, *, locked: bool = False) -> Tensor:
         """Zero a share of the units and scale the rest by 1 / (1 - share) (Srivastava et al. 2014).
 
-        Paper: https://jmlr.org/papers/v15/srivastava14a.html
+        Papers: https://jmlr.org/papers/v15/srivastava14a.html; with ``locked``, one mask of a row for all times of the
+        segment: Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287 (variational dropout).
         """
         if share == 0.0:
             return x_BTI
-        kept = self.uniform(x_BTI.shape, place, x_BTI.device) >= share
-        return x_BTI * (kept.to(x_BTI.dtype) / (1.0 - share))
+        if locked:
+            dropped = self.uniform((len(x_BTI), 1, *x_BTI.shape[2:]), place, x_BTI.device) < share
+        else:
+            dropped = self.chosen(x_BTI.shape, share, place, x_BTI.device)
+        return x_BTI * ((~dropped).to(x_BTI.dtype) / (1.0 - share))
+
+    def chosen(self, shape: Sequence[int], share: float, place: str, device: torch.device) -> Tensor:
+        """True at a share of all places, anew for each row and time, the first two dimensions of ``shape``."""
+        if self.num_steps is None:
+            return self.uniform(shape, place, device) < share
+        if place not in self.masks:
+            self.masks[place] = self.uniform((shape[0], self.num_steps, *shape[2:]), place, device) < share
+        return self.masks[place][:, self.first_step : self.first_step + shape[1]]
+
+    def drop_words(self, x_BTI: Tensor, tokens_BT: Tensor, vocab_size: int, share: float) -> Tensor:
+        """Zero the embeddings of a share of the vocabulary, wherever they stand, and scale the rest.
+
+        Paper: Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287; here a word is dropped from all rows alike, as
+        in Merity et al. 2018, https://arxiv.org/abs/1708.02182.
+        """
+        if share == 0.0:
+            return x_BTI
+        kept_V = self.common((vocab_size,), "words", x_BTI.device) >= share
+        return x_BTI * (kept_V[tokens_BT].to(x_BTI.dtype) / (1.0 - share)).unsqueeze(-1)
+
+    def drop_weights(self, matrix: Tensor, share: float, place: str) -> Tensor:
+        """Zero a share of the elements of a matrix, and scale the rest; one mask for all rows and times of the batch.
+
+        Papers: Wan et al. 2013, https://proceedings.mlr.press/v28/wan13.html (DropConnect); on the recurrent matrices:
+        Merity et al. 2018, https://arxiv.org/abs/1708.02182.
+        """
+        if share == 0.0:
+            return matrix
+        kept = self.common(matrix.shape, place, matrix.device) >= share
+        return matrix * (kept.to(matrix.dtype) / (1.0 - share))
 
     def uniform(self, shape: Sequence[int], place: str, device: torch.device) -> Tensor:
         """Numbers in [0, 1) for the rows at hand, the first dimension of ``shape``."""
-        generator = torch.Generator(device=device).manual_seed(derived_seed(self.seed, self.update, place))
-        drawn = torch.rand((self.num_rows, *shape[1:]), generator=generator, device=device, dtype=torch.float32)
+        drawn = self.common((self.num_rows, *shape[1:]), place, device)
         return drawn[self.first_row : self.first_row + shape[0]]
+
+    def common(self, shape: Sequence[int], place: str, device: torch.device) -> Tensor:
+        """Numbers in [0, 1) that all rows share."""
+        generator = torch.Generator(device=device).manual_seed(derived_seed(self.seed, self.update, place))
+        return torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float32)

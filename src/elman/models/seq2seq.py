@@ -12,14 +12,14 @@ from typing import cast
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.cells import find_cell
 from elman.cells.base import Cell
 from elman.config import ModelConfig, Seq2SeqConfig
 from elman.errors import ConfigError
 from elman.models.contract import Component, LanguageModel
-from elman.models.heads import LinearHead, draw_embedding
+from elman.models.heads import OutputHead, draw_embedding, embed, make_head
+from elman.models.heads import predicted_num_parameters as predicted_num_parameters_of_head
 from elman.models.noise import Noise
 from elman.models.stack import Layer
 from elman.models.state import State
@@ -47,7 +47,7 @@ class Seq2Seq(LanguageModel):
     """
 
     config: Seq2SeqConfig
-    head: LinearHead
+    head: OutputHead
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype, boundary_id: int = 0) -> None:
         super().__init__(_own(config), vocab_size, dtype=dtype, boundary_id=boundary_id)
@@ -62,7 +62,7 @@ class Seq2Seq(LanguageModel):
         self.source_embedding = None if self.config.share_embedding else nn.Parameter(torch.zeros(shape, dtype=dtype))
         self.encoder = nn.ModuleList(Layer(cell, dtype) for cell in cells)
         self.decoder = nn.ModuleList(Layer(cell, dtype) for cell in cells)
-        self.head = LinearHead(self.config, cells[-1].output_size, self.embedding)
+        self.head = make_head(self.config, cells[-1].output_size, self.embedding)
 
     def _layers(self) -> Iterator[tuple[Layer, Layer]]:
         """Encoder and decoder, layer by layer."""
@@ -91,9 +91,9 @@ class Seq2Seq(LanguageModel):
         # Between two columns where some row is reset or goes over to the other stack, each row has one reader.
         changes_T = ((tokens_BT == self.boundary_id) | starts_BT).any(0)
         borders = sorted({0, *changes_T.nonzero().flatten().tolist(), tokens_BT.shape[1]})
-        x_BTI = functional.embedding(tokens_BT, self.embedding)
+        x_BTI = embed(tokens_BT, self.embedding, self.config, noise)
         if self.source_embedding is not None:
-            of_source_BTI = functional.embedding(tokens_BT, self.source_embedding)
+            of_source_BTI = embed(tokens_BT, self.source_embedding, self.config, noise)
             x_BTI = torch.where((phase_BT == 1).unsqueeze(2), of_source_BTI, x_BTI)
         x_BTI = self._drop(x_BTI, noise, "embedding")
         tensors = {"phase": phase_BT[:, -1].clone()}
@@ -172,7 +172,7 @@ class Seq2Seq(LanguageModel):
         cells = _cells(config, min(config.num_layers, 2))
         layers = cells[0].num_parameters() + (config.num_layers - 1) * cells[-1].num_parameters()
         embeddings = (1 if config.share_embedding else 2) * vocab_size * config.embedding_size
-        return embeddings + 2 * layers + LinearHead.predicted_num_parameters(config, cells[-1].output_size, vocab_size)
+        return embeddings + 2 * layers + predicted_num_parameters_of_head(config, cells[-1].output_size, vocab_size)
 
 
 def _own(config: ModelConfig) -> Seq2SeqConfig:

@@ -8,19 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.cells import find_cell
-from elman.cells.base import Cell, Step, check_declarations
+from elman.cells.base import Cell, GatedCell, Step, check_declarations
 from elman.cells.primitives import layer_norm, linear, rms_norm, short_convolution, silu
 from elman.config import CellConfig, ModelConfig, StackConfig, UniformStackConfig
 from elman.errors import ConfigError
-from elman.models.contract import Component, LanguageModel
-from elman.models.heads import LinearHead, draw_embedding, draw_uniform
+from elman.models.contract import Component, LanguageModel, Moment
+from elman.models.heads import OutputHead, draw_embedding, draw_uniform, embed, make_head
+from elman.models.heads import predicted_num_parameters as predicted_num_parameters_of_head
 from elman.models.noise import Noise
 from elman.models.state import State
 from elman.scan.linear import causal_convolution
@@ -99,6 +99,38 @@ class FeedForward(nn.Module):
         return linear(silu(linear(x, self.gate)) * linear(x, self.up), self.down)
 
 
+class InnerNoise(NamedTuple):
+    """The noise that acts inside a cell."""
+
+    noise: Noise
+    place: str
+
+    def held(self, shape: tuple[int, ...], part: str, share: float, like: Tensor) -> Tensor:
+        """1 where a unit of a part of the state keeps its old value, else 0; (B, T, H)."""
+        return self.noise.chosen(shape, share, f"{self.place} zoneout {part}", like.device).to(like.dtype)
+
+
+Held: TypeAlias = Mapping[str, Any]
+"""For each part of a cell's state, the share of the old value that is held: one number, or one for each place."""
+
+
+class Inside(NamedTuple):
+    """What a cell is handed for a segment."""
+
+    p: Parts
+    held: Held
+    """Where it is noise, (B, T, H)."""
+
+    def between(self, start: int, end: int) -> Inside:
+        """For some times of the segment."""
+        held = {name: one if isinstance(one, float) else one[:, start:end] for name, one in self.held.items()}
+        return Inside(self.p, held)
+
+    def at(self, time: int) -> Held:
+        """What is held at one time."""
+        return {name: one if isinstance(one, float) else one[:, time] for name, one in self.held.items()}
+
+
 class Layer(nn.Module):
     """One cell, the parameters that it declares, and what the settings of a stack put around it.
 
@@ -110,6 +142,15 @@ class Layer(nn.Module):
 
     The convolution is causal and carries its last K - 1 inputs in the state. It starts as a uniform draw within
     +-sqrt(3/K), which keeps the variance.
+
+    Two kinds of noise act inside a gated cell (``elman.cells.base.GatedConfig``). With weight dropout the recurrent
+    matrix has the mask of the update. With zoneout each unit of each part s of the state keeps its old value with
+    probability z in training; without noise it takes the mean of that, and the cell is another one than without:
+
+        s_t = z * s_{t-1} + (1 - z) * cell(v_t, s_{t-1})
+
+    Papers: Merity et al. 2018, https://arxiv.org/abs/1708.02182; Krueger et al. 2017, https://arxiv.org/abs/1606.01305
+    (which has a z for each part).
     """
 
     def __init__(self, cell: Cell, dtype: torch.dtype, around: StackConfig | None = None) -> None:
@@ -117,6 +158,9 @@ class Layer(nn.Module):
         self.cell = cell
         check_declarations(cell)
         self._of_cell = tuple(cell.parameters())
+        self._gated = cell.config if isinstance(cell, GatedCell) else None
+        zoneout = 0.0 if self._gated is None else self._gated.zoneout
+        self._zoneout: Held = dict.fromkeys(cell.state(), zoneout) if zoneout else {}
         self.residual = around is not None and around.residual
         width, norm = cell.input_size, "none" if around is None else around.norm
         self.norm = None if norm == "none" else Norm(norm, width, dtype)
@@ -180,6 +224,7 @@ class Layer(nn.Module):
         state: Parts,
         reset_BT: Tensor | None = None,
         drop: Callable[..., Tensor] = lambda branch, *places: branch,
+        inner: InnerNoise | None = None,
     ) -> tuple[Tensor, Parts]:
         """Read a segment: what the next layer reads (B, T, H), and the state after it.
 
@@ -188,9 +233,10 @@ class Layer(nn.Module):
             state: the parts of this layer's state.
             reset_BT: where the state is initial before the input is read.
             drop: dropout, applied to each branch before it is added; takes the branch, and the name of a second one.
+            inner: the noise that acts inside the cell; none outside training.
         """
         u_BTI = x_BTI if self.norm is None else self.norm(x_BTI)
-        y_BTH, state = self._scan_with_resets(u_BTI, state, reset_BT)
+        y_BTH, state = self._scan_with_resets(u_BTI, state, reset_BT, self._inside(inner, u_BTI))
         x_BTH = x_BTI + drop(y_BTH) if self.residual else drop(y_BTH)
         if self.feedforward is not None:
             x_BTH = x_BTH + drop(self._feed_forward(x_BTH), "feedforward")
@@ -204,7 +250,7 @@ class Layer(nn.Module):
             u_BI, carried[_CARRIED_INPUTS] = short_convolution(
                 u_BI, state[_CARRIED_INPUTS], self.convolution_weight, self.convolution_bias
             )
-        y_BH, after, named = self.cell.step(self.cell_parameters, u_BI, self._parts_of_cell(state))
+        y_BH, after, named = self._cell_step(self.cell_parameters, u_BI, self._parts_of_cell(state), self._zoneout)
         x_BH = x_BI + y_BH if self.residual else y_BH
         if self.feedforward is not None:
             x_BH = x_BH + self._feed_forward(x_BH)
@@ -216,20 +262,50 @@ class Layer(nn.Module):
     def _parts_of_cell(self, state: Parts) -> Parts:
         return {name: tensor for name, tensor in state.items() if name not in self._carried_inputs}
 
-    def _scan(self, u_BTI: Tensor, state: Parts) -> tuple[Tensor, Parts]:
+    def _inside(self, noise: InnerNoise | None, u_BTI: Tensor) -> Inside:
+        """What is handed to the cell, with the noise of a segment on it."""
+        p = self.cell_parameters
+        if noise is None or self._gated is None:
+            return Inside(p, self._zoneout)
+        recurrent = noise.noise.drop_weights(p["weight_hh"], self._gated.weight_dropout, f"{noise.place} weight_hh")
+        shape = (*u_BTI.shape[:2], self.cell.hidden_size)
+        masks = {part: noise.held(shape, part, share, u_BTI) for part, share in self._zoneout.items()}
+        return Inside({**p, "weight_hh": recurrent}, masks)
+
+    def _cell_step(self, p: Parts, x_BI: Tensor, state: Parts, held: Held) -> Step:
+        """A step of the cell, and what zoneout makes of it."""
+        step = self.cell.step(p, x_BI, state)
+        if not held:
+            return step
+        after = {name: held[name] * state[name] + (1 - held[name]) * tensor for name, tensor in step.state.items()}
+        return Step(after["h"], after, step.named)  # the output of a gated cell is its h
+
+    def _cell_scan(self, x_BTI: Tensor, state: Parts, inside: Inside) -> tuple[Tensor, Parts]:
+        """All steps of the cell; with zoneout one after the other, which no fused kernel has."""
+        if not inside.held:
+            return self.cell.scan(inside.p, x_BTI, state)
+        outputs = []
+        for time, x_BI in enumerate(x_BTI.unbind(1)):
+            output, state, _ = self._cell_step(inside.p, x_BI, state, inside.at(time))
+            outputs.append(output)
+        return torch.stack(outputs, dim=1), state
+
+    def _scan(self, u_BTI: Tensor, state: Parts, inside: Inside) -> tuple[Tensor, Parts]:
         """Convolution and cell over a segment without resets."""
         carried: dict[str, Tensor] = {}
         if self.convolution_weight is not None:
             u_BTI, carried[_CARRIED_INPUTS] = causal_convolution(
                 u_BTI, state[_CARRIED_INPUTS], self.convolution_weight, self.convolution_bias
             )
-        y_BTH, after = self.cell.scan(self.cell_parameters, u_BTI, self._parts_of_cell(state))
+        y_BTH, after = self._cell_scan(u_BTI, self._parts_of_cell(state), inside)
         return y_BTH, {**after, **carried}
 
-    def _scan_with_resets(self, u_BTI: Tensor, state: Parts, reset_BT: Tensor | None) -> tuple[Tensor, Parts]:
+    def _scan_with_resets(
+        self, u_BTI: Tensor, state: Parts, reset_BT: Tensor | None, inside: Inside
+    ) -> tuple[Tensor, Parts]:
         """Scan a segment in the pieces between the times at which some row is reset."""
         if reset_BT is None or not reset_BT.any():
-            return self._scan(u_BTI, state)
+            return self._scan(u_BTI, state, inside)
         num_steps = u_BTI.shape[1]
         resets = reset_BT.any(0).nonzero().flatten().tolist()
         initial = State(self.initial_state(u_BTI.shape[0], u_BTI))
@@ -237,7 +313,7 @@ class Layer(nn.Module):
         for start, end in pairwise(sorted({0, *resets, num_steps})):
             if start in resets:
                 state = State(state).reset(reset_BT[:, start], initial).tensors
-            output_BTH, state = self._scan(u_BTI[:, start:end], state)
+            output_BTH, state = self._scan(u_BTI[:, start:end], state, inside.between(start, end))
             outputs.append(output_BTH)
         return torch.cat(outputs, dim=1), state
 
@@ -277,13 +353,14 @@ class RecurrentStack(LanguageModel):
 
     Dropout (with noise only) falls on the embedding's output, between the layers and on the last layer's output, as
     in Zaremba et al. 2014 (https://arxiv.org/abs/1409.2329): never on the recurrent path. With ``residual`` it falls on
-    each branch before it is added, and on the embedding.
+    each branch before it is added, and on the embedding. The embedding and the last layer may have shares of their own,
+    and whole words may be dropped (Merity et al. 2018, https://arxiv.org/abs/1708.02182).
 
     Initialisation: embedding N(0, 1/E) or uniform within +-``embedding_range``; each layer as its cell declares.
     """
 
     config: StackConfig
-    head: LinearHead
+    head: OutputHead
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype, boundary_id: int = 0) -> None:
         super().__init__(_own(config), vocab_size, dtype=dtype, boundary_id=boundary_id)
@@ -292,7 +369,7 @@ class RecurrentStack(LanguageModel):
         self.layers = nn.ModuleList(Layer(cell, dtype, self.config) for cell in cells)
         width, norm = cells[-1].output_size, self.config.norm
         self.norm = None if norm == "none" else Norm(norm, width, dtype)
-        self.head = LinearHead(self.config, width, self.embedding)
+        self.head = make_head(self.config, width, self.embedding)
 
     def _layers(self) -> Iterator[Layer]:
         return (cast(Layer, layer) for layer in self.layers)
@@ -315,24 +392,38 @@ class RecurrentStack(LanguageModel):
     def features(
         self, tokens_BT: Tensor, state: State, reset_BT: Tensor | None = None, noise: Noise | None = None
     ) -> tuple[Tensor, State]:
-        x_BTI = self._drop(functional.embedding(tokens_BT, self.embedding), noise, "embedding")
+        config = self.config
+        x_BTI = embed(tokens_BT, self.embedding, config, noise)
+        if noise is not None:
+            x_BTI = noise.drop_words(x_BTI, tokens_BT, self.vocab_size, config.word_dropout)
+        x_BTI = self._drop(x_BTI, config.embedding_dropout, noise, "embedding")
         tensors: dict[str, Tensor] = {}
         for index, layer in enumerate(self._layers()):
 
             def drop(branch_BTH: Tensor, *places: str, index: int = index) -> Tensor:
-                return self._drop(branch_BTH, noise, f"layer {index}", *places)
+                share = config.output_dropout if index == len(self.layers) - 1 else config.dropout
+                return self._drop(branch_BTH, share, noise, f"layer {index}", *places)
 
-            x_BTI, parts = layer(x_BTI, _of_layer(index, state), reset_BT, drop)
+            inner = None if noise is None else InnerNoise(noise, f"layer {index}")
+            x_BTI, parts = layer(x_BTI, _of_layer(index, state), reset_BT, drop, inner)
             tensors |= {f"{index}.{name}": tensor for name, tensor in parts.items()}
         return self._normed(x_BTI), State(tensors)
 
     def step(self, token_B: Tensor, state: State) -> tuple[Tensor, State]:
+        features_BF, state, _, _ = self.named_step(token_B, state)
+        return features_BF, state
+
+    def named_step(self, token_B: Tensor, state: State) -> Moment:
         x_BI = self.embedding[token_B]
         tensors: dict[str, Tensor] = {}
+        named: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         for index, layer in enumerate(self._layers()):
-            x_BI, parts, _ = layer.step(x_BI, _of_layer(index, state))
+            x_BI, parts, of_cell = layer.step(x_BI, _of_layer(index, state))
             tensors |= {f"{index}.{name}": tensor for name, tensor in parts.items()}
-        return self._normed(x_BI), State(tensors)
+            named |= {f"{index}.{name}": tensor for name, tensor in of_cell.items()}
+            outputs[f"{index}.output"] = x_BI
+        return Moment(self._normed(x_BI), State(tensors), named, outputs)
 
     def _normed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
@@ -346,8 +437,11 @@ class RecurrentStack(LanguageModel):
     def hidden_matrices(self) -> list[tuple[nn.Parameter, int]]:
         return [matrix for layer in self._layers() for matrix in layer.hidden_matrices()]
 
-    def _drop(self, x_BTI: Tensor, noise: Noise | None, *places: str) -> Tensor:
-        return x_BTI if noise is None else noise.dropout(x_BTI, self.config.dropout, " ".join(places))
+    def _drop(self, x_BTI: Tensor, share: float | None, noise: Noise | None, *places: str) -> Tensor:
+        if noise is None:
+            return x_BTI
+        share = self.config.dropout if share is None else share
+        return noise.dropout(x_BTI, share, " ".join(places), locked=self.config.locked_dropout)
 
     @staticmethod
     def predicted_num_parameters(config: ModelConfig, vocab_size: int) -> int:
@@ -361,7 +455,7 @@ class RecurrentStack(LanguageModel):
         sizes = [Layer.predicted_num_parameters(cell, config) for cell in cells]
         width = cells[-1].output_size
         norm = Norm.predicted_num_parameters(config.norm, width)
-        output = LinearHead.predicted_num_parameters(config, width, vocab_size)
+        output = predicted_num_parameters_of_head(config, width, vocab_size)
         return vocab_size * config.embedding_size + sum(sizes) + num_more * sizes[-1] + norm + output
 
 

@@ -15,7 +15,8 @@ from torch.nn import functional
 from elman.config import ModelConfig, WindowConfig
 from elman.errors import ConfigError
 from elman.models.contract import Component, LanguageModel
-from elman.models.heads import LinearHead, draw_embedding, draw_uniform
+from elman.models.heads import LinearHead, OutputHead, draw_embedding, draw_uniform, embed, make_head
+from elman.models.heads import predicted_num_parameters as predicted_num_parameters_of_head
 from elman.models.noise import Noise
 from elman.models.state import State
 
@@ -41,7 +42,7 @@ class WindowModel(LanguageModel):
     """
 
     config: WindowConfig
-    head: LinearHead
+    head: OutputHead
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, dtype: torch.dtype, boundary_id: int = 0) -> None:
         super().__init__(_own(config), vocab_size, dtype=dtype, boundary_id=boundary_id)
@@ -49,8 +50,8 @@ class WindowModel(LanguageModel):
         self.embedding = nn.Parameter(torch.zeros(vocab_size, self.config.embedding_size, dtype=dtype))
         self.hidden_weight = nn.Parameter(torch.zeros(self.config.hidden_size, input_size, dtype=dtype))
         self.hidden_bias = nn.Parameter(torch.zeros(self.config.hidden_size, dtype=dtype))
-        head = DirectHead if self.config.direct_connections else LinearHead
-        self.head = head(self.config, self.config.hidden_size, self.embedding)
+        of_head = (self.config, self.config.hidden_size, self.embedding)
+        self.head = DirectHead(*of_head) if self.config.direct_connections else make_head(*of_head)
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         draw_embedding(self.embedding, self.config, generator)
@@ -66,7 +67,7 @@ class WindowModel(LanguageModel):
         self, tokens_BT: Tensor, state: State, reset_BT: Tensor | None = None, noise: Noise | None = None
     ) -> tuple[Tensor, State]:
         windows_BTK = last_tokens(tokens_BT, state.tensors["tokens"], reset_BT, self.boundary_id)
-        x_BTI = self._drop(functional.embedding(windows_BTK, self.embedding).flatten(2), noise, "embedding")
+        x_BTI = self._drop(embed(windows_BTK, self.embedding, self.config, noise).flatten(2), noise, "embedding")
         h_BTH = self._drop(functional.linear(x_BTI, self.hidden_weight, self.hidden_bias).tanh(), noise, "hidden")
         # Copied, so that the state does not keep the whole segment in memory.
         return self._with_direct(h_BTH, x_BTI), State({"tokens": windows_BTK[:, -1].clone()})
@@ -102,7 +103,7 @@ class WindowModel(LanguageModel):
         embedding = vocab_size * config.embedding_size
         hidden = config.hidden_size * (input_size + 1)
         direct = vocab_size * input_size if config.direct_connections else 0
-        return embedding + hidden + LinearHead.predicted_num_parameters(config, config.hidden_size, vocab_size) + direct
+        return embedding + hidden + predicted_num_parameters_of_head(config, config.hidden_size, vocab_size) + direct
 
 
 def last_tokens(tokens_BT: Tensor, before_BK: Tensor, reset_BT: Tensor | None, boundary_id: int) -> Tensor:
@@ -137,10 +138,18 @@ class DirectHead(LinearHead):
         super().reset_parameters(generator)
         draw_uniform(self.direct, 1 / math.sqrt(self.direct.shape[1]), generator)
 
+    def parts(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        h, x = self._split(features)
+        h, weight = super().parts(h)
+        return torch.cat([h, x], dim=-1), torch.cat([weight, self.direct], dim=1)
+
     def logits(self, features_BTF: Tensor) -> Tensor:
+        h_BTH, x_BTI = self._split(features_BTF)
+        return functional.linear(*super().parts(h_BTH), self.bias) + functional.linear(x_BTI, self.direct)
+
+    def _split(self, features: Tensor) -> list[Tensor]:
         input_size = self.direct.shape[1]
-        h_BTH, x_BTI = features_BTF.split([features_BTF.shape[-1] - input_size, input_size], dim=-1)
-        return super().logits(h_BTH) + functional.linear(x_BTI, self.direct)
+        return list(features.split([features.shape[-1] - input_size, input_size], dim=-1))
 
 
 def _own(config: ModelConfig) -> WindowConfig:

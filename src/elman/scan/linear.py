@@ -46,6 +46,7 @@ def linear_recurrence(
         h (B, T, H), and its last step (B, H).
     """
     forms = {"sequential": _sequential, "parallel": _parallel, "compiled": _compiled}
+    a_BTH, b_BTH = a_BTH.to(h0_BH.dtype), b_BTH.to(h0_BH.dtype)  # products under autocast have half the bits
     return forms[backend or backend_for(b_BTH)](a_BTH, b_BTH, h0_BH)
 
 

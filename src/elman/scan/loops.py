@@ -69,14 +69,15 @@ class _ByHand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, cell: LoopedCell, of_p: tuple[str, ...], of_state: tuple[str, ...], *tensors: Tensor) -> Any:
         ctx.cell, ctx.names, ctx.num_arguments = cell, (of_p, of_state), len(tensors)
-        outputs_BTO, after, kept = cell.loop(*_named(tensors, ctx.names))
+        with torch.autocast(tensors[0].device.type, enabled=False):  # its gradient is written for one dtype
+            outputs_BTO, after, kept = cell.loop(*_named(tensors, ctx.names))
         ctx.save_for_backward(*tensors, *kept)
         return outputs_BTO, *(after[name] for name in of_state)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        names, num_arguments = ctx.names, ctx.num_arguments
-        tensors, kept = ctx.saved_tensors[:num_arguments], ctx.saved_tensors[num_arguments:]
+        names, saved = ctx.names, ctx.saved_tensors  # once: where activations are computed again, it gives them once
+        tensors, kept = saved[: ctx.num_arguments], saved[ctx.num_arguments :]
         if torch.is_grad_enabled():  # the gradient is to be differentiated itself
             return None, None, None, *_by_pytorch(ctx.cell, names, tensors, gradients)
         of_state = dict(zip(names[1], gradients[1:], strict=True))

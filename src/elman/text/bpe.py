@@ -174,6 +174,10 @@ class BPETokenizer(Tokenizer):
         self._text_of = cache(self._ask_text_of)
 
     @property
+    def entries(self) -> Sequence[bytes | str]:
+        return self._entries
+
+    @property
     def _keeps_text(self) -> bool:
         steps = _steps(self._settings["pre_tokenizer"], "pretokenizers")
         return (

@@ -70,6 +70,15 @@ class Tokenizer(ABC):
         """Number of ids, special tokens included."""
         return len(self.vocabulary)
 
+    @property
+    def entries(self) -> Sequence[bytes | str]:
+        """What each id stands for, bytes or text: by this the tokens of two tokenizers are matched."""
+        return self.vocabulary
+
+    def extended(self, other: Tokenizer) -> Tokenizer:
+        """This tokenizer with the characters or words of another of its level; itself where it can encode any text."""
+        return self
+
     @abstractmethod
     def _ids(self, pieces: Sequence[Piece]) -> Ids:
         """Ids of pieces, the boundary before each one that starts a document, -1 for what the vocabulary lacks."""
@@ -86,28 +95,35 @@ class Tokenizer(ABC):
         """
         return self._encode([Piece(text, starts_document=False)], unknown)
 
-    def encode_pieces(self, pieces: Iterable[Piece], *, unknown: Unknown = "token") -> Iterator[Ids]:
-        """Ids of documents that arrive in pieces, a boundary before each document, the same wherever pieces are cut."""
+    def encode_pieces(
+        self, pieces: Iterable[Piece], *, unknown: Unknown = "token", missing: set[str] | None = None
+    ) -> Iterator[Ids]:
+        """Ids of documents that arrive in pieces, a boundary before each document, the same wherever pieces are cut.
+
+        Everything that is read as `<unk>` is added to `missing`.
+        """
         for batch in _batched(self._recut(pieces)):
-            yield self._encode(batch, unknown)
+            yield self._encode(batch, unknown, missing)
 
     def encode_as_it_comes(self, pieces: Iterable[Piece], *, unknown: Unknown = "token") -> Iterator[Ids]:
         """The same, but whatever is certain is given out before the next piece is asked for."""
         for piece in self._recut(pieces):
             yield self._encode([piece], unknown)
 
-    def _encode(self, pieces: Sequence[Piece], unknown: Unknown) -> Ids:
+    def _encode(self, pieces: Sequence[Piece], unknown: Unknown, missing: set[str] | None = None) -> Ids:
         ids = self._ids(pieces)
         if not ids.size or ids.min() >= 0:
             return ids
         if unknown == "token" and self.unknown_id is not None:
+            if missing is not None:
+                missing.update(*(self.unknown_characters(piece.text) for piece in pieces))
             return np.where(ids < 0, self.unknown_id, ids)
         if unknown == "skip":
             return ids[ids >= 0]
-        missing = self.unknown_characters("".join(piece.text for piece in pieces))
-        shown = ", ".join(map(repr, missing[:10])) + (" ..." if len(missing) > 10 else "")
+        lacking = self.unknown_characters("".join(piece.text for piece in pieces))
+        shown = ", ".join(map(repr, lacking[:10])) + (" ..." if len(lacking) > 10 else "")
         raise TextError(
-            f"the vocabulary of {self.size} lacks {len(missing)} {_UNITS[self.level]} of the text: {shown}; "
+            f"the vocabulary of {self.size} lacks {len(lacking)} {_UNITS[self.level]} of the text: {shown}; "
             f"--unknown skip leaves them out, --unknown token reads them as {UNKNOWN}"
         )
 
@@ -216,6 +232,9 @@ class CharTokenizer(Tokenizer):
         ids = self._id_of_code_point.take(_code_points("".join(texts)), mode="clip")
         return self._with_boundaries(ids, pieces, list(map(len, texts)))
 
+    def extended(self, other: Tokenizer) -> CharTokenizer:
+        return CharTokenizer((*self.vocabulary[2:], *other.vocabulary[2:]))
+
     def decoder(self) -> Decoder:
         return _TextDecoder(self.vocabulary)
 
@@ -256,6 +275,10 @@ class ByteTokenizer(Tokenizer):
 
     def __init__(self) -> None:
         self.vocabulary = readable(self._entries)
+
+    @property
+    def entries(self) -> Sequence[bytes | str]:
+        return self._entries
 
     def _ids(self, pieces: Sequence[Piece]) -> Ids:
         encoded = [utf8(piece.text) for piece in pieces]
@@ -333,6 +356,10 @@ class WordTokenizer(Tokenizer):
 
     def unknown_characters(self, text: str) -> list[str]:
         return sorted(set(text.split()) - self._id_of_word.keys())
+
+    def extended(self, other: Tokenizer) -> WordTokenizer:
+        known = set(self.vocabulary)
+        return WordTokenizer((*self.vocabulary[3:], *(word for word in other.vocabulary[3:] if word not in known)))
 
     def decoder(self) -> Decoder:
         return _WordDecoder(self.vocabulary)

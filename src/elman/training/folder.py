@@ -1,11 +1,14 @@
 """The run folder: what lies in it, who may write it, and what is taken back when a run goes on from a checkpoint.
 
 run.toml           every setting, resolved
+origin.json        what the run was started from, where that is another model, and its tokenizer
 environment.json   versions, machine, corpus and its SHA-256
 metrics.jsonl      a record per update, evaluation and message
 samples/           a text file per update at which samples were drawn
 checkpoints/       resumable states
 tensorboard/       on request
+report.html        the run at a glance
+judged.json        what the model is worth on the test part, once somebody has asked
 model.safetensors  the model: the best on the validation part, or the last where there is none
 """
 
@@ -24,16 +27,26 @@ from elman.errors import ConfigError, ElmanError, ModelFileError
 from elman.models.file import MODEL_FILE, write_atomically
 from elman.settings import Config, resolve_run
 from elman.text.corpora import is_named
+from elman.training.checkpoint import clear_half_written
+from elman.training.transfer import Origin
+
+REPORT_FILE = "report.html"
+JUDGED_FILE = "judged.json"
 
 _PARTS = (
     "run.toml",
+    "origin.json",
     "environment.json",
     "metrics.jsonl",
     "samples",
     "checkpoints",
     "tensorboard",
+    REPORT_FILE,
+    JUDGED_FILE,
     MODEL_FILE,
 )
+_BEGINNINGS = {"samples", "origin.json", "origin.json.tmp", "run.toml.tmp"}
+"""What is written before ``run.toml``."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,7 @@ class Run:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """What the log holds, from the start; a line that a crash or a full disk has cut is left out."""
-        if not self.metrics.exists():
+        if not self.metrics.is_file():  # be it missing, or a device without an end
             return
         with self.metrics.open(encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
@@ -79,6 +92,17 @@ class Run:
                     yield json.loads(line)
                 except ValueError:
                     continue
+
+    @property
+    def origin(self) -> Origin | None:
+        """The model that it was started from; none where its weights were drawn. Raises ModelFileError if damaged."""
+        path = self.path / "origin.json"
+        if not path.is_file():
+            return None
+        try:
+            return Origin.from_dict(json.loads(path.read_bytes()))
+        except (ModelFileError, OSError, ValueError) as error:
+            raise ModelFileError(f"{str(path)!r} is damaged: {error}") from None
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -99,12 +123,20 @@ class Run:
         finally:
             os.close(descriptor)
 
-    def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Take out what an earlier run has left, and write down settings and environment."""
+    def clear_half_written(self) -> None:
+        """Take out what a process that was killed has left in the middle of writing."""
         for name in _PARTS:
+            (self.path / f"{name}.tmp").unlink(missing_ok=True)
+        clear_half_written(self.checkpoints)
+
+    def begin(self, config: Config, environment: Mapping[str, Any], origin: Origin | None = None) -> None:
+        """Take out what an earlier run has left, and write down settings and environment."""
+        for name in reversed(_PARTS):  # run.toml last: without it nobody may take what is left for a run
             old = self.path / name
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink(missing_ok=True)
         (self.path / "samples").mkdir()
+        if origin is not None:
+            write_atomically(self.path / "origin.json", json.dumps(origin.to_dict()).encode())
         self.write_settings(config, environment)
 
     def write_settings(self, config: Config, environment: Mapping[str, Any]) -> None:
@@ -125,18 +157,24 @@ class Run:
         with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(f"{heading}\n{sample['prompt']}{sample['text']}\n\n")
 
-    def take_back(self, update: int, has_observed: Callable[[Any], bool]) -> None:
+    def take_back(
+        self, update: int, has_observed: Callable[[Any], bool], *, segments_read: int, num_returns: int
+    ) -> None:
         """Take out of log and samples what came after a checkpoint: it will come again.
 
         Args:
             update: that of the checkpoint.
             has_observed: whether the ``evaluation``, or the ``sample``, of that very update belongs to it.
+            segments_read: by then; a batch that was skipped later will be skipped again.
+            num_returns: to a saved state, by then.
         """
 
         def stays(record: Mapping[str, Any]) -> bool:
             if record["kind"] in ("evaluation", "sample") and record["update"] == update:
                 return has_observed(record["kind"])
-            return record.get("update", 0) <= update and record["kind"] not in ("stopped", "end")
+            if record["kind"] in ("stopped", "end") or record.get("update", 0) > update:
+                return False
+            return record.get("segments_read", 0) <= segments_read and record.get("num_returns", 0) <= num_returns
 
         kept = [record for record in self.records() if stays(record)]
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
@@ -154,7 +192,8 @@ def as_stored(config: Config) -> Config:
     tokenizer = config.tokenizer
     if tokenizer.path is not None:
         tokenizer = tokenizer.model_copy(update={"path": _absolute(tokenizer.path)})
-    return config.model_copy(update={"data": data, "tokenizer": tokenizer})
+    from_model = None if config.from_model is None else _absolute(config.from_model)
+    return config.model_copy(update={"data": data, "tokenizer": tokenizer, "from_model": from_model})
 
 
 def new_run(path: Path | None, config: Config, *, overwrite: bool) -> Run:
@@ -173,7 +212,7 @@ def new_run(path: Path | None, config: Config, *, overwrite: bool) -> Run:
     try:
         path.mkdir(parents=True, exist_ok=True)
         # A run that was killed while it made its folder may have left no more than this.
-        is_empty = {entry.name for entry in path.iterdir()} <= {"samples", "run.toml.tmp"}
+        is_empty = {entry.name for entry in path.iterdir()} <= _BEGINNINGS
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"the run folder {str(path)!r} cannot be made ({reason}): give another --out") from None

@@ -13,13 +13,15 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
-from elman.errors import ElmanError, MissingExtraError, TrainingError
+from elman.errors import ElmanError, MissingExtraError, ModelFileError, TrainingError
 from elman.models.file import model_bytes, write_atomically
 from elman.training.checkpoint import save_checkpoint
 from elman.training.folder import Run
 from elman.training.loop import Record, Trainer
+from elman.training.report import write_report
 
 _WAITS = (0.2, 1.0)
 """Seconds before each further attempt to write."""
@@ -38,7 +40,7 @@ class Keeper:
         self._run, self._trainer = run, trainer
         self._log = _Log(run.metrics)
         self._events = _TensorBoard(run.path / "tensorboard") if tensorboard else None
-        self._unsaved: OSError | None = None
+        self._unsaved: OSError | ModelFileError | None = None
         """Why the newest checkpoint could not be written."""
         self._unsaved_model: bytes | None = None
         """The best model, where it could not be written yet."""
@@ -73,12 +75,19 @@ class Keeper:
             self._checkpoint()
         if record.kind == "evaluation" and record.values["best"]:
             self._write_model()
+        if record.kind in ("end", "stopped"):
+            self._report()
 
     def _take_back(self) -> None:
         """Take out of the log what came after the state that the training has returned to."""
         self._log.close()
         try:
-            self._run.take_back(self._trainer.update, self._trainer.has_observed)
+            self._run.take_back(
+                self._trainer.update,
+                self._trainer.has_observed,
+                segments_read=self._trainer.segments_read,
+                num_returns=self._trainer.guard.num_returns,
+            )
         finally:
             self._log = _Log(self._run.metrics)
 
@@ -98,7 +107,7 @@ class Keeper:
             except TrainingError as error:  # a number that is not finite: the batches to come will show it
                 self._trainer.note(str(error))
                 return
-            except OSError as error:
+            except (OSError, ModelFileError) as error:  # not written, or not to be read back as it was written
                 self._unsaved = error
                 time.sleep(wait)
             else:
@@ -110,12 +119,12 @@ class Keeper:
 
     def _save(self) -> None:
         trainer = self._trainer
+        if self._unsaved_model is not None:  # first: no checkpoint names a model the best that may still be lost
+            write_atomically(self._run.model, self._unsaved_model)
+            self._unsaved_model = None
         save_checkpoint(self._run.checkpoints, trainer.update, trainer.checkpoint(), trainer.config.checkpoint.keep)
         if trainer.best_update is None:
             write_atomically(self._run.model, model_bytes(trainer.bundle))
-        elif self._unsaved_model is not None:
-            write_atomically(self._run.model, self._unsaved_model)
-            self._unsaved_model = None
 
     def _write_model(self) -> None:
         """Write the best model so far; where that fails, keep its bytes until the next checkpoint."""
@@ -133,19 +142,28 @@ class Keeper:
             return
         try:
             self._save()
-        except OSError as error:
+        except (OSError, ModelFileError) as error:
             raise ElmanError(
                 f"{self._no_room(error)}: the checkpoint before is whole; make room and go on with "
                 f"`elman resume {self._run.path}`"
             ) from error
 
-    def _no_room(self, error: OSError, num_bytes: int | None = None) -> str:
+    def _report(self) -> None:
+        """Write the page of the run. Model and checkpoint are on the disk: a failure is no more than a notice."""
+        try:
+            write_report(self._run)
+        except Exception as error:
+            self._trainer.note(f"report.html is not written ({type(error).__name__}: {error}); the run is whole")
+
+    def _no_room(self, error: OSError | ModelFileError, num_bytes: int | None = None) -> str:
         """What could not be written, and what it takes."""
-        path = Path(error.filename or self._run.checkpoints)
+        path, reason, number = self._run.checkpoints, str(error), None
+        if isinstance(error, OSError):
+            path, reason, number = Path(error.filename or path), error.strerror or reason, error.errno
         if num_bytes is None:
             num_bytes = sum(t.numel() * t.element_size() for t in self._trainer.checkpoint().tensors.values())
-        text = f"cannot write {str(path)!r} ({error.strerror or error}): it takes {num_bytes:,} bytes"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text = f"cannot write {str(path)!r} ({reason}): it takes {num_bytes:,} bytes"
+        if number in (errno.ENOSPC, errno.EDQUOT):
             text += f", {shutil.disk_usage(self._run.path).free:,} are free"
         return text
 
@@ -155,14 +173,17 @@ class _Log:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
-        self._size = self._file.tell()
+        self._file: FileIO | None = None
+        self._size = 0
         self._has_failed = False
 
     def write(self, line: str) -> None:
         """Append a line. Raises OSError for the first that fails after one that did not."""
         data = (line + "\n").encode("utf-8", "surrogateescape")
         try:
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
+                self._size = self._file.tell()
             if self._has_failed:
                 self._file.truncate(self._size)
             written = 0
@@ -178,6 +199,8 @@ class _Log:
 
     def close(self) -> None:
         """Cut off half a line, and close the file."""
+        if self._file is None:
+            return
         with suppress(OSError):
             if self._has_failed:
                 self._file.truncate(self._size)

@@ -17,33 +17,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from elman.config import BUDGETS
-from elman.data.pairs import Pairs
+from elman.config import BUDGETS, EXECUTION
 from elman.data.prepare import Dataset, Split
-from elman.data.streams import Segment, Streams, check_targets, fit_layout
+from elman.data.streams import Segment, check_targets, share_of
 from elman.errors import ConfigError, ModelFileError, TextError, TrainingError
 from elman.evaluation import Evaluation, Interrupted, evaluate_pairs, evaluate_split
-from elman.generation import Sampler
 from elman.models.contract import CountedModel, LanguageModel
 from elman.models.file import Bundle
 from elman.models.kinds import build_model
-from elman.models.noise import Noise, derived_seed
+from elman.models.noise import Noise
 from elman.models.state import State
 from elman.settings import Config
+from elman.training.advice import Advisor, unigram_nats
+from elman.training.averaging import Average
 from elman.training.checkpoint import Checkpoint
+from elman.training.distributed import Gathered, Ranks, choose_device, gather_tensors
+from elman.training.gradients import Gradients
 from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
+from elman.training.layout import lay_out
 from elman.training.optimizers import Optimizer, learning_rate_share
-from elman.translation import write_targets
+from elman.training.samples import draw_samples
+
+if TYPE_CHECKING:
+    from elman.training.sharding import Shards
 
 RecordKind = Literal["notice", "update", "skipped", "returned", "evaluation", "sample", "checkpoint", "stopped", "end"]
 
 _DEFAULT_EPOCHS = 10.0
-_SOURCES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,11 @@ class Callback(Protocol):
         return None
 
     def loss(self, features_BTF: Tensor, segment: Segment) -> Tensor | None:
-        """A term to add to the loss of an update, in nats per token."""
+        """A term to add to the loss of an update, in nats per token.
+
+        Where the rows of an update are read in pieces or by several processes, it is asked for each of them, and counts
+        by the rows of the piece.
+        """
         return None
 
 
@@ -88,6 +97,7 @@ class Trainer:
         should_stop: polled between and within updates, evaluations and samples; once true, the training says
             ``checkpoint`` and ``stopped`` and ends.
         last_saved: gives the state to return to when one batch after the other goes wrong; none: then it stops.
+        ranks: the processes that train together, each with a trainer of its own; none: this one alone.
     """
 
     def __init__(
@@ -98,33 +108,49 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         should_stop: Callable[[], bool] = lambda: False,
         last_saved: Callable[[], Checkpoint] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.dataset = config, dataset
         self._callbacks, self._should_stop, self._last_saved = callbacks, should_stop, last_saved
+        self.ranks = Ranks() if ranks is None else ranks
         self.device = choose_device(config.device)
+        self.notices = list(dataset.notices)
+        num_rows = config.training.batch_size * self.ranks.size
+        self.streams = lay_out(config, dataset, self.ranks, num_rows, self.notices.append)
         dtype = getattr(torch, config.dtype)
         self.network: LanguageModel = build_model(
             config.model,
             dataset.tokenizer.size,
             seed=config.seed,
             dtype=dtype,
-            device=self.device,
+            device="cpu" if config.training.shard else self.device,
             boundary_id=dataset.tokenizer.boundary_id,
         )
-        self._optimizer = Optimizer(self.network, config.training)
+        self._shards = self._divided() if config.training.shard else None
+        parts = None if self._shards is None else self._shards.parameters
+        self._optimizer = Optimizer(self.network, config.training, parts)
+        self._average = Average(self.network, config.training)
         training = config.training
-        self.notices = list(dataset.notices)
         self._notes: list[str] = []
-        self.streams = self._pairs() if config.data.pairs else self._streams()
+        # Who does not override it has nothing to add, and features need not be kept for him.
+        terms = [callback.loss for callback in callbacks if type(callback).loss is not Callback.loss]
+        self._gradients = Gradients(self.network, training, self.ranks, self._shards, terms, self.note)
         if not training.has_budget and not isinstance(self.network, CountedModel):
             self.notices.append(f"no budget is given: training for {_DEFAULT_EPOCHS:g} epochs")
         if training.schedule == "plateau" and dataset.valid is None:
             raise ConfigError("training.schedule 'plateau' needs a validation part: set data.valid_fraction above 0")
+        if training.averaging == "triggered" and dataset.valid is None:
+            raise ConfigError("training.averaging 'triggered' needs a validation part: set data.valid_fraction above 0")
         for prompt in config.sampling.prompts:
             if missing := dataset.tokenizer.unknown_characters(prompt):
                 raise TextError(
                     f"sampling.prompts holds {prompt!r}, but the training text never has {missing}: give another"
                 )
+        self.origin: Mapping[str, Any] | None = None
+        """What was taken over from another model, for the record."""
+        self._advisor = Advisor(config, self.streams.num_segments, lambda: unigram_nats(dataset))
+        if not isinstance(self.network, CountedModel):
+            self.notices += self._advisor.at_start()
         self.update = 0
         self.tokens = 0
         self.segments_read = 0
@@ -135,35 +161,18 @@ class Trainer:
         self.best_update: int | None = None
         self.last_evaluation: dict[str, Any] | None = None
         self._evaluated_at = self._sampled_at = self._saved_at = 0
-        self._saved_seconds = time.monotonic()
-        self.state: State = self.network.initial_state(self.streams.batch_size)
+        self._now = self._saved_seconds = time.monotonic()
+        rows = range(self.streams.batch_size)[share_of(self.streams.batch_size, self.ranks.rank, self.ranks.size)]
+        self.state: State = self.network.initial_state(len(rows))
+        self._whole_network: LanguageModel | None = None
+        """Of a divided model, in the first process: all of it, as it was when it was last brought together."""
+        self._gathered: Gathered | None = None
 
-    def _streams(self) -> Streams:
-        """The training text side by side, in as many streams as it is long enough for."""
-        training, dataset = self.config.training, self.dataset
-        num_targets = len(dataset.train.tokens) - 1
-        if isinstance(self.network, CountedModel):
-            return Streams(dataset.train.tokens, 1, num_targets)  # one segment, the whole text
-        batch_size, bptt = fit_layout(num_targets, training.batch_size, training.bptt)
-        if (batch_size, bptt) != (training.batch_size, training.bptt):
-            self.notices.append(
-                f"the training text has only {num_targets} tokens: training.batch_size {training.batch_size} becomes "
-                f"{batch_size}, training.bptt {training.bptt} becomes {bptt}"
-            )
-        reset_token = dataset.tokenizer.boundary_id if self.config.data.reset_at_documents else None
-        return Streams(dataset.train.tokens, batch_size, bptt, trim=training.trim, reset_token=reset_token)
+    def _divided(self) -> Shards:
+        """The model, divided over all processes."""
+        from elman.training.sharding import Shards  # takes long to import, and few need it
 
-    def _pairs(self) -> Pairs:
-        """The examples of a corpus of pairs, in batches that are shuffled for every epoch."""
-        config, train = self.config, self.dataset.train
-        batch_size = min(config.training.batch_size, train.num_documents // 2)
-        if batch_size < config.training.batch_size:
-            self.notices.append(
-                f"there are only {batch_size} pairs to train on: training.batch_size {config.training.batch_size} "
-                f"becomes {batch_size}"
-            )
-        boundary_id = self.dataset.tokenizer.boundary_id
-        return Pairs(train.tokens, batch_size, boundary_id, config.data.reverse_source, seed=config.seed)
+        return Shards(self.network, self.ranks, self.device)
 
     @property
     def segment_index(self) -> int:
@@ -200,14 +209,27 @@ class Trainer:
             "tokens": self.tokens,
             "valid": self.last_evaluation if self._evaluated_at == self.update else None,
         }
+        if self.origin is not None:
+            provenance["from"] = self.origin
         if self.config.data.pairs:
             provenance["pairs"] = {"reverse_source": self.config.data.reverse_source}
-        return Bundle(self.network, self.dataset.tokenizer, provenance)
+        return Bundle(self._judged, self.dataset.tokenizer, provenance)
+
+    @property
+    def _plain_network(self) -> LanguageModel:
+        """The model in one piece."""
+        return self.network if self._whole_network is None else self._whole_network
+
+    @property
+    def _judged(self) -> LanguageModel:
+        """What is judged, sampled and kept: the mean of the weights where there is one."""
+        return self._plain_network if self._average.network is self.network else self._average.network
 
     def records(self) -> Iterator[Record]:
         """Train until the budget is used up or the caller stops it."""
         with num_threads(self.config.training.num_threads):
             for record in self._records():
+                self._notes += self._advisor.remarks(record.kind, record.values, record.measured)
                 yield from self._told(record)
                 while self._notes:
                     yield from self._told(Record("notice", {"text": self._notes.pop(0)}))
@@ -235,6 +257,7 @@ class Trainer:
         return added
 
     def _records(self) -> Iterator[Record]:
+        (self._saved_seconds,) = self.ranks.of_first(self._saved_seconds)
         try:
             for notice in self.notices:
                 yield Record("notice", {"text": notice})
@@ -265,8 +288,12 @@ class Trainer:
             end |= {"best_update": self.best_update, "best_nats_per_token": self.best_nats}
         yield Record("end", end, {"seconds": self.elapsed_seconds})
 
+    def _stops(self) -> bool:
+        """Whether some process is to stop; all of them ask at the same places."""
+        return self.ranks.any(self._should_stop())
+
     def _poll(self) -> None:
-        if self._should_stop():
+        if self._stops():
             raise Interrupted
 
     def _count(self, network: CountedModel) -> Iterator[Record]:
@@ -292,30 +319,38 @@ class Trainer:
     def _train_segment(self) -> Record:
         """One update: one segment of every stream; or none, where its numbers are not to be trusted."""
         started = time.perf_counter()
-        segment = self.streams.segment(self.segments_read)
+        whole = self.streams.segment(self.segments_read)
+        data_seconds = time.perf_counter() - started
+        segment = whole.part(self.ranks.rank, self.ranks.size)
+        num_rows = len(segment.tokens_BT)
         if segment.starts_anew:
             check_targets(segment)
-            self.state = self.network.initial_state(len(segment.tokens_BT))
+            self.state = self.network.initial_state(num_rows)
         before = self.state
-        noise = Noise(self.config.seed, self.update, self.streams.batch_size)
+        first_row = share_of(len(whole.tokens_BT), self.ranks.rank, self.ranks.size).start
+        # What is added up or divided between processes has to be dense.
+        sparse_rows = self._optimizer.takes_sparse_rows and self.ranks.size == 1
+        noise = Noise(self.config.seed, self.update, self.streams.batch_size, first_row, sparse_rows=sparse_rows)
         if self.config.training.reset_probability:
-            drawn_B = noise.uniform((self.streams.batch_size,), "reset", self.device)
-            initial = self.network.initial_state(self.streams.batch_size)
+            drawn_B = noise.uniform((num_rows,), "reset", self.device)
+            initial = self.network.initial_state(num_rows)
             before = before.reset(drawn_B < self.config.training.reset_probability, initial)
-        schedule = learning_rate_share(self.config.training, self.update, self.progress, self.plateau_factor)
-        rate = schedule * self.guard.rate
-        loss, grad_norm, state = self._gradients(segment, before, noise)
+        rate = self.rate_share() * self.guard.rate
+        if self.config.training.random_bptt:
+            rate *= whole.tokens_BT.shape[1] / self.config.training.bptt
+        loss, grad_norm, state = self._gradients.compute(segment, whole, before, noise)
         self.segments_read += 1
         if why := self.guard.objection(loss, grad_norm):
-            self.elapsed_seconds += time.perf_counter() - started
+            self._take_time(started)
             values = {"update": self.update, "tokens": self.tokens, "nats": loss, "grad_norm": grad_norm}
+            values["segments_read"] = self.segments_read
             return Record("skipped", {**values, "text": f"skipped a batch after update {self.update}: {why}"})
         self._optimizer.step(rate)
+        self._average.update()
         self.state = state.detach()
         self.update += 1
-        self.tokens += segment.num_targets
-        seconds = time.perf_counter() - started
-        self.elapsed_seconds += seconds
+        self.tokens += whole.num_targets
+        seconds = self._take_time(started)
         values = {
             "update": self.update,
             "epoch": self.epoch,
@@ -327,10 +362,21 @@ class Trainer:
         measured = {
             "seconds": seconds,
             "elapsed_seconds": self.elapsed_seconds,
-            "tokens_per_second": segment.num_targets / seconds,
+            "tokens_per_second": whole.num_targets / seconds,
+            "data_seconds": data_seconds,
             "progress": self.progress,
         }
         return Record("update", values, measured)
+
+    def rate_share(self) -> float:
+        """The share of the peak rate for the next update."""
+        return learning_rate_share(self.config.training, self.update, self.progress, self.plateau_factor)
+
+    def _take_time(self, started: float) -> float:
+        """Count in the seconds since then; the clock of the first process is that of all."""
+        seconds, self._now = self.ranks.of_first(time.perf_counter() - started, time.monotonic())
+        self.elapsed_seconds += seconds
+        return seconds
 
     def _return(self) -> Record:
         """Go back to the last saved state, at a lower rate.
@@ -354,30 +400,8 @@ class Trainer:
             f"{MAX_IN_A_ROW} batches in a row went wrong after update {update}: back to update {self.update}, with "
             f"{self.guard.rate:g} of the learning rate"
         )
-        return Record("returned", {"update": self.update, "tokens": self.tokens, "text": text})
-
-    def _gradients(self, segment: Segment, before: State, noise: Noise) -> tuple[float, float, State]:
-        """Leave the clipped gradient of the mean loss in the parameters.
-
-        Returns:
-            The mean loss in nats per token, the norm of the gradient before clipping, and the state to carry on.
-        """
-        reset_BT = None if segment.reset_BT is None else segment.reset_BT.to(self.device)
-        features_BTF, state = self.network.features(segment.tokens_BT.to(self.device), before, reset_BT, noise)
-        weight_BT = segment.weight_BT.to(self.device, self.network.dtype)
-        nats_BT = self.network.head.nll(features_BTF, segment.targets_BT.to(self.device), weight_BT)
-        loss = nats_BT.sum() / segment.num_targets
-        objective = loss
-        for callback in self._callbacks:
-            term = callback.loss(features_BTF, segment)
-            objective = objective if term is None else objective + term
-        self._optimizer.zero_grad()
-        objective.backward()
-        gradients = [p.grad for p in self._optimizer.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if self.config.training.max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._optimizer.parameters, self.config.training.max_grad_norm, norm)
-        return loss.item(), norm.item(), state
+        values = {"update": self.update, "tokens": self.tokens, "num_returns": self.guard.num_returns}
+        return Record("returned", {**values, "text": text})
 
     def _observe(self) -> Iterator[Record]:
         """Evaluate, sample and save where it is due after this update and not yet done."""
@@ -389,9 +413,9 @@ class Trainer:
         if self.dataset.valid is not None and evaluation_due and self._evaluated_at != self.update:
             yield self._evaluate()
         if (ends or self._due(config.sampling.every_updates, evaluation_due)) and self._sampled_at != self.update:
-            yield from self._sample_targets() if config.data.pairs else self._sample()
+            yield from self._sample()
         self._poll()
-        waited = time.monotonic() - self._saved_seconds
+        waited = self._now - self._saved_seconds
         by_time = config.checkpoint.every_seconds is not None and waited >= config.checkpoint.every_seconds
         if not ends and self._saved_at != self.update and self._due(config.checkpoint.every_updates, by_time):
             yield self._checkpoint_record()
@@ -406,8 +430,11 @@ class Trainer:
         is_best = nats < self.best_nats  # never true for NaN
         if is_best:
             self.best_nats, self.best_update = nats, self.update
+            self._bring_weights_together()
         elif self.config.training.schedule == "plateau":
             self.plateau_factor /= self.config.training.plateau_divisor
+        if self._average.judged(nats):
+            self.note(f"from update {self.update} on the mean of the weights is what is judged and kept")
         self._evaluated_at = self.update
         self.last_evaluation = evaluation.to_dict()
         values = {"update": self.update, "tokens": self.tokens, "split": "valid", "best": is_best}
@@ -419,102 +446,109 @@ class Trainer:
             raise TrainingError("there is no validation part to estimate on: set data.valid_fraction above 0")
         if self.config.data.pairs:
             return evaluate_pairs(
-                self.network,
+                self._average.network,
                 self.dataset.valid,
                 self.dataset.tokenizer,
                 reverse_source=self.config.data.reverse_source,
                 num_rows=self.config.evaluation.num_streams,
                 max_targets=self.config.evaluation.max_tokens,
-                should_stop=self._should_stop,
+                should_stop=self._stops,
+                team=self.ranks,
             )
         return self._judge(self.dataset.valid, self.config.evaluation.max_tokens)
 
     def _judge(self, split: Split, max_tokens: int | None = None) -> Evaluation:
         return evaluate_split(
-            self.network,
+            self._average.network,
             split,
             self.dataset.tokenizer,
             state_policy="reset" if self.config.data.reset_at_documents else "carried",
             num_streams=self.config.evaluation.num_streams,
             max_tokens=max_tokens,
-            should_stop=self._should_stop,
+            should_stop=self._stops,
+            team=self.ranks,
         )
 
     def _sample(self) -> Iterator[Record]:
-        records = []
-        sampling = self.config.sampling
-        for prompt in sampling.prompts:
-            for temperature in sampling.temperatures:
-                started = time.perf_counter()
-                generated = Sampler(
-                    self.bundle,
-                    prompt,
-                    settings=sampling.model_copy(update={"temperature": temperature}),
-                    seed=derived_seed(self.config.seed, "sample", self.update, prompt, str(temperature)),
-                    should_stop=self._should_stop,
-                ).run()
-                self._poll()  # half a sample is no sample
-                values = {
-                    "update": self.update,
-                    "prompt": prompt,
-                    "temperature": temperature,
-                    "text": generated.text,
-                    "finish_reason": generated.finish_reason,
-                    "valid_bits_per_char": (self.last_evaluation or {}).get("bits_per_char"),
-                    "valid_nats_per_token": (self.last_evaluation or {}).get("nats_per_token"),
-                }
-                records.append(Record("sample", values, {"seconds": time.perf_counter() - started}))
+        """Samples, which the first process draws while the others wait."""
+        self._bring_weights_together()
+        estimate = self.last_evaluation or {}
+        worth = {f"valid_{name}": estimate.get(name) for name in ("bits_per_char", "nats_per_token")}
+        records, is_stopped = [], False
+        if self.ranks.rank == 0:
+            for sample in draw_samples(self.bundle, self.config, self.dataset, self.update, self._should_stop):
+                if is_stopped := self._should_stop():
+                    break
+                values = {"update": self.update, **sample.values, **worth}
+                records.append(Record("sample", values, {"seconds": sample.seconds}))
+        if self.ranks.any(is_stopped):
+            raise Interrupted  # half a sample is no sample
         self._sampled_at = self.update
         yield from records
-
-    def _sample_targets(self) -> Iterator[Record]:
-        """What the model makes of some sources: those of the settings, or the first that were held out."""
-        started = time.perf_counter()
-        tokenizer = self.dataset.tokenizer
-        sources = [tokenizer.encode(prompt) for prompt in self.config.sampling.prompts if prompt]
-        if not sources:
-            pairs = Pairs((self.dataset.valid or self.dataset.train).tokens, 1, tokenizer.boundary_id)
-            sources = [pairs.source(example) for example in range(min(_SOURCES_SHOWN, pairs.num_examples))]
-        written = write_targets(
-            self.network,
-            tokenizer,
-            sources,
-            reverse_source=self.config.data.reverse_source,
-            max_new_tokens=self.config.sampling.max_new_tokens,
-        )
-        self._poll()
-        seconds = time.perf_counter() - started
-        self._sampled_at = self.update
-        for source, target in zip(sources, written, strict=True):
-            values = {
-                "update": self.update,
-                "prompt": f"{tokenizer.decode(source)}\t",
-                "temperature": 0.0,
-                "text": target.text,
-                "finish_reason": "boundary" if target.finished else "length",
-                "valid_bits_per_char": (self.last_evaluation or {}).get("bits_per_char"),
-                "valid_nats_per_token": (self.last_evaluation or {}).get("nats_per_token"),
-            }
-            yield Record("sample", values, {"seconds": seconds / len(sources)})
 
     def has_observed(self, kind: Literal["evaluation", "sample"]) -> bool:
         """Whether the evaluation, or the samples, of the present update are done."""
         return (self._evaluated_at if kind == "evaluation" else self._sampled_at) == self.update
 
     def _checkpoint_record(self) -> Record:
-        self._saved_at, self._saved_seconds = self.update, time.monotonic()
+        self._gather()
+        self._saved_at, self._saved_seconds = self.update, self._now
         return Record("checkpoint", {"update": self.update, "tokens": self.tokens})
 
+    def _bring_weights_together(self) -> None:
+        """Of a divided model, have all in the first process."""
+        if self._shards is None:
+            return
+        weights = self._shards.weights()
+        if self.ranks.rank:
+            return
+        if self._whole_network is None:
+            self._whole_network = build_model(
+                self.config.model,
+                self.network.vocab_size,
+                seed=None,
+                dtype=self.network.dtype,
+                boundary_id=self.network.boundary_id,
+            )
+        with torch.no_grad():
+            for name, parameter in self._whole_network.named_parameters():
+                parameter.copy_(weights[name])
+
+    def _gather(self) -> None:
+        """Have in the first process what a checkpoint takes from the others."""
+        if self.ranks.size == 1:
+            return
+        self._bring_weights_together()
+        memory = {} if self._shards is None else self._shards.memory(self._optimizer)
+        states = gather_tensors(self.ranks, self.state.tensors)
+        if self.ranks.rank == 0:
+            self._gathered = Gathered(self.segments_read, State.stack([State(state) for state in states]), memory)
+
     def checkpoint(self) -> Checkpoint:
-        """Everything needed to go on, as it stands between two records."""
-        tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.network.tensors().items()}
-        tensors |= {f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}
-        tensors |= {f"state.{name}": tensor for name, tensor in self.state.tensors.items()}
+        """Everything needed to go on, as it stands between two records; in the first process, after ``checkpoint``.
+
+        Raises:
+            TrainingError: the other processes have gone on since they handed in their part.
+        """
+        state = self.state
+        memory: Mapping[str, Tensor] = self._optimizer.tensors()
+        if self.ranks.size > 1:
+            if self._gathered is None or self._gathered.segments_read != self.segments_read:
+                raise TrainingError("the other processes have not handed in their part: nothing is saved between")
+            state = self._gathered.state
+            memory = memory if self._shards is None else self._gathered.memory
+        tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self._plain_network.tensors().items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in memory.items()}
+        tensors |= {f"state.{name}": tensor for name, tensor in state.tensors.items()}
+        tensors |= {f"average.{name}": tensor for name, tensor in self._average.tensors().items()}
         trainer = {
             "update": self.update,
             "tokens": self.tokens,
             "segments_read": self.segments_read,
+            "num_rows": self.streams.batch_size,
+            "loss_scale": None if self._gradients.scale is None else self._gradients.scale.to_dict(),
             "guard": self.guard.to_dict(),
+            "average": self._average.to_dict(),
             "elapsed_seconds": self.elapsed_seconds,
             "plateau_factor": self.plateau_factor,
             "best_nats": self.best_nats if self.best_update is not None else None,
@@ -530,7 +564,7 @@ class Trainer:
         """What must not change between a checkpoint and the run that goes on from it."""
         settings = self.config.to_dict()
         model = {key: value for key, value in settings["model"].items() if key != "kind"}  # a path may move
-        training = {key: value for key, value in settings["training"].items() if key not in (*BUDGETS, "num_threads")}
+        training = {key: value for key, value in settings["training"].items() if key not in (*BUDGETS, *EXECUTION)}
         tokenizer = json.dumps(self.dataset.tokenizer.to_dict(), sort_keys=True)
         sections = {"model": model, "training": training}
         return {
@@ -553,23 +587,35 @@ class Trainer:
         """
         trainer = checkpoint.trainer
         for name, mine in self._fixed().items():
-            if (theirs := trainer["fixed"].get(name)) != mine:
+            if (theirs := trainer["fixed"].get(name, mine)) != mine:  # an older one knows fewer settings
                 raise ModelFileError(f"the checkpoint has {name} {theirs!r}, this run {mine!r}: put it back to go on")
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "state": {}}
+        num_rows = trainer.get("num_rows", self.streams.batch_size)
+        if num_rows != self.streams.batch_size:
+            self.note(f"its {num_rows} rows are divided over {self.ranks.size} processes now")
+            self.streams = lay_out(self.config, self.dataset, self.ranks, num_rows, self.note)
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "state": {}, "average": {}}
         for name, tensor in checkpoint.tensors.items():
             part, _, rest = name.partition(".")
             # Copied: memory that comes from a file has another alignment, which changes the order of sums.
             parts[part][rest] = tensor.clone().to(self.device)
         if isinstance(self.network, CountedModel):
             self.network.load_tables(parts["model"])
-        with torch.no_grad():
-            for name, parameter in self.network.named_parameters():
-                parameter.copy_(parts["model"][name])
-        self._optimizer.load_tensors(parts["optimizer"])
-        self.state = State(parts["state"])
+        if self._shards is not None:
+            self._shards.load_weights(parts["model"])
+            self._shards.load_memory(self._optimizer, parts["optimizer"])
+        else:
+            with torch.no_grad():
+                for name, parameter in self.network.named_parameters():
+                    parameter.copy_(parts["model"][name])
+            self._optimizer.load_tensors(parts["optimizer"])
+        rows = share_of(num_rows, self.ranks.rank, self.ranks.size)
+        self.state = State(parts["state"]).map(lambda tensor: tensor[rows].clone())
+        if self._gradients.scale is not None and trainer["loss_scale"] is not None:
+            self._gradients.scale.restore(trainer["loss_scale"])
         self.update, self.tokens = trainer["update"], trainer["tokens"]
         self.segments_read = trainer["segments_read"]
         self.guard.restore(trainer["guard"])
+        self._average.restore(parts["average"], trainer["average"])
         self.elapsed_seconds = trainer["elapsed_seconds"]
         self.plateau_factor = trainer["plateau_factor"]
         self.best_update = trainer["best_update"]
@@ -577,17 +623,6 @@ class Trainer:
         self.last_evaluation = trainer["last_evaluation"]
         self._evaluated_at, self._sampled_at = trainer["evaluated_at"], trainer["sampled_at"]
         self._saved_at = self.update
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of a name; ``auto`` takes CUDA, then MPS, then the CPU. Raises ConfigError where it is absent."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return torch.device(next(kind for kind, present in available.items() if present))
-    if not available[name]:
-        present = ", ".join(kind for kind, there in available.items() if there)
-        raise ConfigError(f"device {name!r} is not present here; accepted: auto, {present}")
-    return torch.device(name)
 
 
 @contextmanager

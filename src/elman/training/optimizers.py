@@ -7,7 +7,7 @@ and each gate's block is a linear map of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,10 +97,13 @@ class Optimizer:
     Args:
         network: the model, whose parameters are each updated once, shared ones too; a counted model has none.
         config: optimiser, rates and decay. Decay falls on matrices alone.
+        parts: what is updated in place of the parameters, the parts of them that this process holds.
     """
 
-    def __init__(self, network: LanguageModel, config: TrainingConfig) -> None:
-        self.parameters = list(network.parameters())
+    def __init__(
+        self, network: LanguageModel, config: TrainingConfig, parts: Sequence[nn.Parameter] | None = None
+    ) -> None:
+        self.parameters = list(network.parameters()) if parts is None else list(parts)
         hidden = network.hidden_matrices() if config.optimizer == "muon" else []
         taken = {id(matrix) for matrix, _ in hidden}
         rest = [p for p in self.parameters if id(p) not in taken]
@@ -109,6 +112,7 @@ class Optimizer:
             {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
+        self._is_plain = config.optimizer == "sgd" and not config.momentum and not config.weight_decay
         self._optimizers: list[tuple[torch.optim.Optimizer, float]] = []
         if groups and config.optimizer == "sgd":
             sgd = torch.optim.SGD(groups, config.learning_rate, config.momentum)
@@ -120,6 +124,11 @@ class Optimizer:
         if hidden:
             muon = Muon(hidden, config.matrix_learning_rate, weight_decay=config.weight_decay)
             self._optimizers.append((muon, config.matrix_learning_rate))
+
+    @property
+    def takes_sparse_rows(self) -> bool:
+        """Whether what has no gradient stays as it is, so that a gradient may hold the rows alone that have one."""
+        return self._is_plain
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -142,6 +151,13 @@ class Optimizer:
             for name, value in memory.items()
             if value is not None
         }
+
+    def owner(self, name: str) -> nn.Parameter:
+        """The parameter that one of :meth:`tensors` goes with."""
+        number, index, _ = name.split(".")
+        groups = self._optimizers[int(number)][0].param_groups
+        parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
+        return parameters[int(index)]
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what :meth:`tensors` gave, into fresh memory."""

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
 import elman
 from elman.cells import is_own_cell
-from elman.config import BUDGETS
+from elman.config import BUDGETS, EXECUTION
 from elman.data.prepare import Dataset, prepare
-from elman.errors import ConfigError
+from elman.errors import ConfigError, ElmanError
 from elman.models.contract import CountedModel
 from elman.settings import Config, resolve, resolve_run, with_corpus
-from elman.training.checkpoint import has_checkpoint, newest_checkpoint
+from elman.training.checkpoint import has_checkpoint
+from elman.training.distributed import Ranks, join, newest_for_all
 from elman.training.folder import Run, as_stored, new_run
 from elman.training.keeper import Keeper
 from elman.training.loop import Callback, Trainer
+from elman.training.transfer import Origin, prepare_for, take_over
 
+T = TypeVar("T")
 ResumePolicy: TypeAlias = Literal["never", "auto"]
 
 
@@ -33,6 +37,7 @@ def train(
     out: str | Path | None = None,
     preset: str | None = None,
     config: str | Path | None = None,
+    from_model: str | Path | None = None,
     overwrite: bool = False,
     resume: ResumePolicy = "never",
     callbacks: Sequence[Callback] = (),
@@ -40,13 +45,15 @@ def train(
     tensorboard: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train a model and write its run folder.
+    """Train a model and write its run folder; in every process that ``torchrun`` has started, together.
 
     Args:
         corpus: files, a folder, a glob, ``-``, or the name of a corpus; none: that of the configuration.
         out: the run folder; none: ``runs/<corpus>-<kind>``, with a number if that exists.
         preset: a named set of settings.
         config: a TOML file of settings, such as the ``run.toml`` of another run.
+        from_model: a run folder or model file to start from, whose settings the model has; what was taken over is in
+            :attr:`elman.training.folder.Run.origin` (see :mod:`elman.training.transfer`).
         overwrite: replace a run folder that is there.
         resume: ``auto`` goes on with the run in ``out`` where there is one; budgets may differ.
         callbacks: each sees every record.
@@ -62,36 +69,61 @@ def train(
         TextError: the corpus cannot be read.
         TrainingError: loss or gradient are no longer finite.
     """
-    resolved = resolve(with_corpus(settings, corpus), preset=preset, file=config)
-    if resume == "auto":
-        if out is None or overwrite:
-            raise ConfigError("--resume auto goes on with the run in --out: give --out, and leave --overwrite out")
-        watch: dict[str, Any] = {"callbacks": callbacks, "should_stop": should_stop, "tensorboard": tensorboard}
-        if (found := _go_on(Path(out), resolved, watch)) is not None:
-            return found
-        overwrite = (Path(out) / "run.toml").is_file()  # of a run that was killed before it could save anything at all
-    run = new_run(None if out is None else Path(out), resolved, overwrite=overwrite)
-    with run.held():
+    resolved = resolve(with_corpus(_with_origin(settings, from_model), corpus), preset=preset, file=config)
+    if resume == "auto" and (out is None or overwrite):
+        raise ConfigError("--resume auto goes on with the run in --out: give --out, and leave --overwrite out")
+    watch: dict[str, Any] = {"callbacks": callbacks, "should_stop": should_stop, "tensorboard": tensorboard}
+    with join() as ranks:
+        if resume == "auto" and out is not None:
+            # The first process alone looks: it will soon write there.
+            if ranks.spread(lambda: b"on" if _goes_on(Path(out), resolved) else b""):
+                cell = resolved.model.kind if is_own_cell(resolved.model.kind) else None
+                return _resume(ranks, Path(out), cell, {"training": _may_change(resolved)}, **watch)
+            overwrite = (Path(out) / "run.toml").is_file()  # of a run that was killed before it could save anything
+        path = None if out is None else Path(out)
+        made = ranks.spread(lambda: os.fsencode(new_run(path, resolved, overwrite=overwrite).path))
+        return _train(ranks, Run(Path(os.fsdecode(made))), resolved, **watch)
+
+
+def _train(
+    ranks: Ranks,
+    run: Run,
+    config: Config,
+    *,
+    callbacks: Sequence[Callback],
+    should_stop: Callable[[], bool],
+    tensorboard: bool,
+) -> Run:
+    """Train from the start, into a folder that is there."""
+    with _held(ranks, run):
         try:
-            dataset = prepare(resolved.data, resolved.text, resolved.tokenizer)
-            trainer = _trainer(run, resolved, dataset, callbacks, should_stop)
+            dataset, bundle = _prepared(ranks, config, lambda: prepare_for(config))
+            if bundle is not None and config.training.shard:
+                raise ConfigError("--from takes whole weights, and training.shard divides them: leave one of them out")
+            trainer = _trainer(ranks, run, config, dataset, callbacks, should_stop)
+            origin = None if bundle is None else take_over(config, bundle, trainer.network, dataset)
         except BaseException:
-            if not any(run.path.iterdir()):
+            if ranks.rank == 0 and not any(run.path.iterdir()):
                 run.path.rmdir()
             raise
-        run.begin(resolved, _environment(dataset, trainer))
-        Keeper(run, trainer, tensorboard=tensorboard).follow()
+        if origin is not None:
+            _remember(trainer, origin)
+            trainer.notices.append(origin.transfer.summary())
+        if ranks.rank == 0:
+            with _disk_errors(run):
+                run.begin(config, _environment(dataset, trainer), origin)
+        _follow(run, trainer, tensorboard)
     return run
 
 
-def _go_on(path: Path, config: Config, watch: Mapping[str, Any]) -> Run | None:
-    """Go on with the run in a folder; nothing where there is none, or none that has saved anything.
+def _goes_on(path: Path, config: Config) -> bool:
+    """Whether there is a run in a folder that has saved something to go on from.
 
     Raises:
         ConfigError: the run there has other settings.
     """
     if not (path / "run.toml").is_file():
-        return None
+        return False
     run = Run(path)
     if not has_checkpoint(run.checkpoints):
         if run.model.exists() or any(run.checkpoints.glob("damaged-*")):
@@ -99,22 +131,27 @@ def _go_on(path: Path, config: Config, watch: Mapping[str, Any]) -> Run | None:
                 f"the run {str(path)!r} holds a model but no checkpoint to go on from: give another --out, or "
                 "--overwrite in place of --resume auto"
             )
-        return None
+        return False
     cell = config.model.kind if is_own_cell(config.model.kind) else None
     theirs, mine = resolve_run(path / "run.toml", cell=cell).to_dict(), as_stored(config).to_dict()
     for section, values in mine.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for name, value in pairs:
             other = theirs[section].get(name) if name else theirs[section]
-            if other != value and section != "preset" and name not in (*BUDGETS, "num_threads"):
+            if other != value and section != "preset" and name not in (*BUDGETS, *EXECUTION):
                 where = f"{section}.{name}" if name else section
                 raise ConfigError(
                     f"the run {str(path)!r} has {where} {other!r}, {value!r} was given: give the settings it was "
                     "started with, or another --out"
                 )
+    return True
+
+
+def _may_change(config: Config) -> dict[str, Any]:
+    """The settings of ``training`` that a run may go on with in place of its own."""
     # A budget that the run had and that is not given any more no longer holds: the word stands for it.
-    budgets: dict[str, Any] = {name: getattr(config.training, name) or "none" for name in BUDGETS}
-    return resume(path, cell=cell, **watch, **budgets)
+    given = {name: getattr(config.training, name) for name in (*BUDGETS, *EXECUTION)}
+    return {name: "none" if value is None else value for name, value in given.items()}
 
 
 def resume(
@@ -139,37 +176,118 @@ def resume(
     Raises:
         ModelFileError: no run, no valid checkpoint, or another corpus than before.
     """
-    run = Run.open(path)
-    changes: dict[str, Any] = {"training": {k: v for k, v in budgets.items() if v is not None}}
-    if unknown := set(changes["training"]) - set(BUDGETS):
+    changes = {name: value for name, value in budgets.items() if value is not None}
+    if unknown := set(changes) - set(BUDGETS):
         raise ConfigError(f"resume cannot change {', '.join(sorted(unknown))}; accepted: {', '.join(BUDGETS)}")
+    watch: dict[str, Any] = {"callbacks": callbacks, "should_stop": should_stop, "tensorboard": tensorboard}
+    with join() as ranks:
+        return _resume(ranks, path, cell, {"training": changes}, **watch)
+
+
+def _resume(
+    ranks: Ranks,
+    path: str | Path,
+    cell: str | None,
+    changes: Mapping[str, Any],
+    *,
+    callbacks: Sequence[Callback],
+    should_stop: Callable[[], bool],
+    tensorboard: bool,
+) -> Run:
+    run = Run.open(path)
     config = resolve_run(run.path / "run.toml", cell=cell, changes=changes)
-    with run.held():
-        checkpoint_path, checkpoint, passed_over = newest_checkpoint(run.checkpoints)
-        dataset = prepare(config.data, config.text, config.tokenizer)
-        trainer = _trainer(run, config, dataset, callbacks, should_stop)
+    origin = run.origin
+    with _held(ranks, run):
+        if ranks.rank == 0:
+            with _disk_errors(run):
+                run.clear_half_written()
+        checkpoint_path, checkpoint, passed_over = newest_for_all(ranks, run.checkpoints)
+        tokenizer = config.tokenizer if origin is None else origin.tokenizer
+        dataset = _prepared(ranks, config, lambda: prepare(config.data, config.text, tokenizer))
+        trainer = _trainer(ranks, run, config, dataset, callbacks, should_stop)
         trainer.restore(checkpoint)
-        run.write_settings(config, _environment(dataset, trainer))
-        run.take_back(trainer.update, trainer.has_observed)
+        if origin is not None:
+            _remember(trainer, origin)
+        if ranks.rank == 0:
+            with _disk_errors(run):
+                run.write_settings(config, _environment(dataset, trainer))
+                run.take_back(
+                    trainer.update,
+                    trainer.has_observed,
+                    segments_read=trainer.segments_read,
+                    num_returns=trainer.guard.num_returns,
+                )
         trainer.notices = [*passed_over, f"going on from {checkpoint_path.name}"]
         if trainer.progress >= 1.0 and isinstance(trainer.network, CountedModel):
             trainer.notices.append("its text is counted: there is nothing left to do")
         elif trainer.progress >= 1.0:
             trainer.notices.append("its budget is used up; to train longer, give more: --training.max-updates N")
-        Keeper(run, trainer, tensorboard=tensorboard).follow()
+        _follow(run, trainer, tensorboard)
     return run
 
 
+def _held(ranks: Ranks, run: Run) -> AbstractContextManager[None]:
+    """Keep others from writing the folder; the first of several processes does it for all."""
+    return run.held() if ranks.rank == 0 else nullcontext()
+
+
+def _prepared(ranks: Ranks, config: Config, prepare_it: Callable[[], T]) -> T:
+    """The text of a run. Raises ConfigError where several processes cannot each read it."""
+    if ranks.size > 1 and "-" in config.data.corpus:
+        raise ConfigError("standard input ('-') can be read once, and there are several processes: give a file")
+    return ranks.in_turn(prepare_it)
+
+
+def _follow(run: Run, trainer: Trainer, tensorboard: bool) -> None:
+    """Carry the training through; the first of several processes keeps what comes of it."""
+    ranks = trainer.ranks
+    sha256 = trainer.dataset.sha256
+    if ranks.spread(sha256.encode) != sha256.encode():
+        raise ConfigError(f"process {ranks.rank} reads another corpus than the first: give all machines the same files")
+    if ranks.rank == 0:
+        Keeper(run, trainer, tensorboard=tensorboard).follow()
+    else:
+        for _ in trainer.records():
+            pass
+
+
 def _trainer(
-    run: Run, config: Config, dataset: Dataset, callbacks: Sequence[Callback], should_stop: Callable[[], bool]
+    ranks: Ranks,
+    run: Run,
+    config: Config,
+    dataset: Dataset,
+    callbacks: Sequence[Callback],
+    should_stop: Callable[[], bool],
 ) -> Trainer:
     return Trainer(
         config,
         dataset,
         callbacks=callbacks,
         should_stop=should_stop,
-        last_saved=lambda: newest_checkpoint(run.checkpoints)[1],
+        last_saved=lambda: newest_for_all(ranks, run.checkpoints)[1],
+        ranks=ranks,
     )
+
+
+def _with_origin(settings: Mapping[str, Any], from_model: str | Path | None) -> dict[str, Any]:
+    return dict(settings) if from_model is None else {**settings, "from_model": str(from_model)}
+
+
+def _remember(trainer: Trainer, origin: Origin) -> None:
+    """What the model file says of where the weights come from."""
+    names = ("sha256", "corpus", "updates", "num_matched", "num_new", "num_dropped")
+    trainer.origin = {name: getattr(origin.transfer, name) for name in names}
+
+
+@contextmanager
+def _disk_errors(run: Run) -> Iterator[None]:
+    """Say in one line what of a run folder cannot be written; nothing has been trained yet."""
+    try:
+        yield
+    except OSError as error:
+        raise ElmanError(
+            f"cannot write {str(error.filename or run.path)!r} ({error.strerror or error}): make room and try again"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -200,14 +318,17 @@ class Plan:
 def dry_run(corpus: str | Path | Sequence[str | Path] | None = None, **options: Any) -> Plan:
     """Do everything once and write nothing: one update, one evaluation, one sample.
 
-    Takes the arguments of :func:`train` that choose settings: ``preset``, ``config`` and the sections.
+    Takes the arguments of :func:`train` that choose settings: ``preset``, ``config``, ``from_model`` and the sections.
     """
     preset, file = options.pop("preset", None), options.pop("config", None)
+    options = _with_origin(options, options.pop("from_model", None))
     resolved = resolve(with_corpus(options, corpus), preset=preset, file=file)
-    dataset = prepare(resolved.data, resolved.text, resolved.tokenizer)
+    dataset, bundle = prepare_for(resolved)
     once = resolved.training.model_copy(update=dict.fromkeys(BUDGETS) | {"max_updates": 1})
     short = resolved.sampling.model_copy(update={"prompts": ("",), "temperatures": (0.8,), "max_new_tokens": 100})
     trainer = Trainer(resolved.model_copy(update={"training": once, "sampling": short}), dataset)
+    if bundle is not None:
+        trainer.notices.append(take_over(resolved, bundle, trainer.network, dataset).transfer.summary())
     records = list(trainer.records())
     (update,) = (record for record in records if record.kind == "update")
     sample = next(record for record in records if record.kind == "sample")
@@ -240,6 +361,7 @@ def peak_memory_bytes() -> int:
 
 def _environment(dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
     libraries = ("torch", "numpy", "pydantic", "tokenizers", "safetensors")
+    parts = {"train": dataset.train, "valid": dataset.valid, "test": dataset.test}
     return {
         "elman": elman.__version__,
         "python": platform.python_version(),
@@ -250,7 +372,10 @@ def _environment(dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
         "threads": trainer.config.training.num_threads or torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": str(trainer.device),
+        "processes": trainer.ranks.size,
         "corpus": dataset.corpus_name,
         "corpus_sha256": dataset.sha256,
+        "tokens": {name: len(part.tokens) - 1 for name, part in parts.items() if part is not None},
+        "vocabulary": dataset.tokenizer.size,
         "parameters": trainer.network.num_parameters,
     }

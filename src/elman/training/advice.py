@@ -1,0 +1,154 @@
+"""What is plainly wrong with a training, and what to do about it: a line for each, said once.
+
+Every rule waits until chance can no longer be the cause; a training that is merely not the best it could be hears
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from elman.baselines import token_counts
+from elman.data.prepare import Dataset
+from elman.settings import Config
+
+WINDOW = 64
+"""Updates that a figure is the mean of."""
+_FEW_UPDATES = 10
+"""Updates an epoch has at least where the batch suits the text."""
+_ENOUGH_UPDATES = 50
+"""Updates an epoch has with the batch that is proposed."""
+_RISE, _RELATIVE_RISE = 0.5, 0.2
+"""Of the training loss, in nats and relative to its lowest: more than texts of several kinds bring about."""
+_LEARNED_LATEST = 512
+"""Updates after the warm-up by which a model knows more than how frequent each token is."""
+_SKIPPED_OFTEN = 3
+_WAITING_SHARE = 0.3
+"""Of the time of an update that may pass until its data are there."""
+_WORSE_ESTIMATES, _WORSE = 3, 0.03
+"""Estimates in a row that are worse than the best, and how much the last of them is, relative to it."""
+
+
+class Advisor:
+    """Sees the records of a training and says what is wrong.
+
+    Args:
+        config: all settings.
+        updates_per_epoch: of this layout of the text.
+        unigram_nats: gives what a token costs when only its frequency is known; called once at most.
+    """
+
+    def __init__(self, config: Config, updates_per_epoch: int, unigram_nats: Callable[[], float]) -> None:
+        self._config = config
+        self._updates_per_epoch = updates_per_epoch
+        self._unigram_nats = unigram_nats
+        self._window: list[Mapping[str, float]] = []
+        self._means: list[float] = []
+        self._num_skipped = 0
+        self._best: tuple[float, int, float] | None = None
+        """The best estimate, its update, and the training loss then."""
+        self._worse = 0
+        self._said: set[str] = set()
+
+    def at_start(self) -> list[str]:
+        """What the settings alone show."""
+        batch_size, updates = self._config.training.batch_size, self._updates_per_epoch
+        if updates >= _FEW_UPDATES or batch_size == 1 or self._config.data.pairs:
+            return []
+        smaller = max(1, batch_size * updates // _ENOUGH_UPDATES)
+        return [
+            f"the batch is large for this text: an epoch has only {updates} updates; take training.batch_size {smaller}"
+        ]
+
+    def remarks(self, kind: str, values: Mapping[str, Any], measured: Mapping[str, float]) -> list[str]:
+        """What a record shows together with those before it.
+
+        Args:
+            kind: of the record.
+            values: what the seed determines of it.
+            measured: what the clock determines.
+        """
+        found: Iterator[tuple[str, str]] = iter(())
+        if kind == "update" and "learning_rate" in values:  # counting has none
+            self._window.append({**values, **measured})
+            if len(self._window) == WINDOW:
+                found = self._of_window(self._window)
+                self._window = []
+        elif kind == "skipped":
+            found = self._of_skipped()
+        elif kind == "evaluation":
+            found = self._of_estimate(values["nats_per_token"], values["update"])
+        new = {name: text for name, text in found if name not in self._said}
+        self._said |= new.keys()
+        return list(new.values())
+
+    def _of_window(self, window: list[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+        mean = math.fsum(record["nats"] for record in window) / WINDOW
+        self._means.append(mean)
+        update, rate = int(window[-1]["update"]), window[-1]["learning_rate"]
+        if len(self._means) > 2:
+            lowest = min(self._means[:-2])
+            if min(self._means[-2:]) > lowest + max(_RISE, _RELATIVE_RISE * lowest):
+                yield (
+                    "rate",
+                    f"the training loss has risen from {lowest:.2f} to {mean:.2f} nats: the rate ({rate:.2g} now) is "
+                    f"too high; take a third of {self._rates}, or what elman lr-find proposes",
+                )
+        after_warmup = update - self._config.training.warmup_updates
+        if _LEARNED_LATEST <= after_warmup < _LEARNED_LATEST + WINDOW and mean >= self._unigram_nats():
+            yield (
+                "rate",
+                f"after {update} updates a token costs {mean:.2f} nats, no less than its frequency alone would tell: "
+                f"the rate ({rate:.2g} now) does not suit; take what elman lr-find proposes",
+            )
+        waited, seconds = (math.fsum(record[name] for record in window) for name in ("data_seconds", "seconds"))
+        if waited > _WAITING_SHARE * seconds:
+            yield (
+                "data",
+                f"{waited / seconds:.0%} of the time goes by until the text of an update is there: the disk is slow; "
+                "keep the cache (ELMAN_CACHE) on a local one",
+            )
+
+    @property
+    def _rates(self) -> str:
+        """The settings that hold the rate."""
+        training = self._config.training
+        rates = {"learning_rate": training.learning_rate}
+        if training.optimizer == "muon":
+            rates["matrix_learning_rate"] = training.matrix_learning_rate
+        return " and ".join(f"training.{name} {rate:g}" for name, rate in rates.items())
+
+    def _of_skipped(self) -> Iterator[tuple[str, str]]:
+        self._num_skipped += 1
+        if self._num_skipped == _SKIPPED_OFTEN:
+            yield (
+                "rate",
+                f"{_SKIPPED_OFTEN} batches were skipped because their loss was not to be trusted: the rate is too "
+                f"high, or gradients are not clipped; take a third of {self._rates}, or a lower training.max_grad_norm",
+            )
+
+    def _of_estimate(self, nats: float, update: int) -> Iterator[tuple[str, str]]:
+        loss = self._means[-1] if self._means else math.inf
+        if self._best is None or not nats > self._best[0]:
+            self._best, self._worse = (nats, update, loss), 0
+            return
+        self._worse += 1
+        best, then, loss_then = self._best
+        if self._worse >= _WORSE_ESTIMATES and nats > best * (1 + _WORSE) and loss < loss_then:
+            yield (
+                "overfitting",
+                f"it overfits: held-out text was best at update {then} ({best:.3f} nats, now {nats:.3f}) while the "
+                "training loss still falls; the model of then is kept: stop, take model.dropout, a smaller model, or "
+                "more text",
+            )
+
+
+def unigram_nats(dataset: Dataset) -> float:
+    """Nats per token of the training part when only each token's frequency in it is known."""
+    counts = token_counts(dataset.train.tokens[1:], dataset.tokenizer.size)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

@@ -1,0 +1,172 @@
+"""Which learning rate suits: one short training whose rate rises from update to update (Smith 2017).
+
+Paper: Smith 2017, https://arxiv.org/abs/1506.01186.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from elman.data.prepare import prepare
+from elman.errors import ConfigError, TrainingError
+from elman.models.contract import CountedModel
+from elman.page import COLOURS, Page, new_figure
+from elman.settings import resolve, with_corpus
+from elman.training.loop import Trainer
+
+_SMOOTHING = 0.9
+"""What the running mean of the loss keeps at every update."""
+_DIVERGED = 0.25
+"""Of what the loss had fallen by: when it has risen again by so much of it, the test is over."""
+_BELOW_LOWEST = 10.0
+"""How far below the rate of the lowest loss the proposal lies."""
+_FEWEST = 20
+"""Updates without which there is no curve."""
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The loss as the rate rises."""
+
+    rates: tuple[float, ...]
+    """Of ``training.learning_rate``; one for each update."""
+    nats: tuple[float, ...]
+    """Training loss of each update."""
+    smoothed: tuple[float, ...]
+    """Its running mean."""
+    matrix_share: float | None
+    """What Muon's rate is of it; none for other optimisers."""
+
+    @property
+    def lowest(self) -> float:
+        """The rate at which the smoothed loss is lowest."""
+        return self.rates[self.smoothed.index(min(self.smoothed))]
+
+    @property
+    def steepest(self) -> float:
+        """The rate at which the smoothed loss falls the most with the rate's logarithm."""
+        until = max(2, self.smoothed.index(min(self.smoothed)) + 1)
+        falls = [before - after for before, after in pairwise(self.smoothed[:until])]
+        return self.rates[falls.index(max(falls)) + 1]
+
+    @property
+    def suggestion(self) -> float:
+        """A tenth of the rate of the lowest loss, to two figures."""
+        return float(f"{self.lowest / _BELOW_LOWEST:.1e}")
+
+    def settings(self) -> dict[str, float]:
+        """The settings proposed, by their names in ``training``."""
+        proposed = {"learning_rate": self.suggestion}
+        if self.matrix_share is not None:
+            proposed["matrix_learning_rate"] = float(f"{self.suggestion * self.matrix_share:.1e}")
+        return proposed
+
+    def page(self) -> Page:
+        """The curve on a page."""
+        page = Page("Which learning rate", "The training loss while the rate rises from update to update.")
+        page.numbers({"proposed": self.suggestion, "where it falls the most": self.steepest, "lowest": self.lowest})
+        figure, axes = new_figure()
+        axes.plot(self.rates, self.nats, alpha=0.3, label="each update")
+        axes.plot(self.rates, self.smoothed, color=COLOURS[0], label="running mean")
+        for rate, name, colour in ((self.suggestion, "proposed", COLOURS[2]), (self.lowest, "lowest", COLOURS[1])):
+            axes.axvline(rate, color=colour, linestyle="--", label=name)
+        axes.set(xscale="log", xlabel="training.learning_rate", ylabel="nats per token")
+        axes.legend()
+        page.figure(figure, "Left of the valley the rate is too low to learn by, right of it the training comes apart.")
+        page.code("\n".join(f"--training.{name.replace('_', '-')} {rate:g}" for name, rate in self.settings().items()))
+        return page
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it by name, ready for JSON."""
+        return {
+            "suggestion": self.settings(),
+            "lowest": self.lowest,
+            "steepest": self.steepest,
+            "rates": list(self.rates),
+            "nats": list(self.nats),
+            "smoothed": list(self.smoothed),
+        }
+
+
+class _Rising(Trainer):
+    """A training whose rate rises by the same factor from update to update."""
+
+    rates: Sequence[float] = ()
+
+    def rate_share(self) -> float:
+        return self.rates[self.update] / self.config.training.learning_rate
+
+
+def range_test(
+    corpus: str | Path | Sequence[str | Path] | None = None,
+    *,
+    from_rate: float = 1e-5,
+    to_rate: float = 10.0,
+    num_updates: int = 150,
+    should_stop: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> RangeTest:
+    """Train while the rate rises, until the loss has turned up again; nothing is written.
+
+    Args:
+        corpus: as for :func:`elman.training.run.train`.
+        from_rate: ``training.learning_rate`` of the first update.
+        to_rate: that of the last.
+        num_updates: how many there are at most.
+        should_stop: once true, what there is by then is the result.
+        options: those of ``train`` that choose settings: ``preset``, ``config`` and the sections.
+
+    Raises:
+        ConfigError: the rates do not rise, or the model has none.
+        TrainingError: the loss was not finite from the start.
+    """
+    if not 0 < from_rate < to_rate or num_updates < _FEWEST:
+        raise ConfigError(
+            f"the test is from {from_rate:g} to {to_rate:g} in {num_updates} updates; accepted: rates that rise from "
+            f"above 0, and {_FEWEST} updates or more"
+        )
+    preset, file = options.pop("preset", None), options.pop("config", None)
+    config = resolve(with_corpus(options, corpus), preset=preset, file=file)
+    budget = dict.fromkeys(("max_epochs", "max_tokens", "max_seconds"))
+    training = config.training.model_copy(update={**budget, "max_updates": num_updates + 1, "spike_deviations": None})
+    if training.schedule == "plateau":  # it asks for estimates, and there are none
+        training = training.model_copy(update={"schedule": "constant"})
+    dataset = prepare(config.data, config.text, config.tokenizer)
+    silent = config.sampling.model_copy(update={"prompts": ("",)})  # nothing is sampled
+    config = config.model_copy(update={"training": training, "sampling": silent})
+    trainer = _Rising(config, dataset, should_stop=should_stop)
+    if isinstance(trainer.network, CountedModel):
+        raise ConfigError(f"model.kind {config.model.kind!r} is counted and has no learning rate")
+    factor = (to_rate / from_rate) ** (1 / (num_updates - 1))
+    trainer.rates = [from_rate * factor**update for update in range(num_updates)]
+    nats: list[float] = []
+    smoothed: list[float] = []
+    for record in trainer.records():
+        if record.kind == "skipped":
+            break
+        if record.kind == "update":
+            nats.append(record.values["nats"])
+            smoothed.append(_running_mean(nats))
+            if len(nats) == num_updates or _has_turned_up(smoothed):
+                break
+    if len(nats) < 2:
+        raise TrainingError(f"the loss was not finite from the start, at the rate {from_rate:g}: begin at a lower one")
+    share = training.matrix_learning_rate / training.learning_rate if training.optimizer == "muon" else None
+    return RangeTest(tuple(trainer.rates[: len(nats)]), tuple(nats), tuple(smoothed), share)
+
+
+def _running_mean(values: Sequence[float]) -> float:
+    """The mean of the values so far, each weighing ``_SMOOTHING`` times what the one after it weighs."""
+    recent = values[-100:]
+    weights = [_SMOOTHING**age for age in range(len(recent))]
+    return math.fsum(w * v for w, v in zip(weights, reversed(recent), strict=True)) / math.fsum(weights)
+
+
+def _has_turned_up(smoothed: Sequence[float]) -> bool:
+    lowest = min(smoothed)
+    return len(smoothed) >= _FEWEST and smoothed[-1] > lowest + max(0.1, _DIVERGED * (smoothed[0] - lowest))

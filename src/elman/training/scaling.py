@@ -1,0 +1,307 @@
+"""What a training takes on one device or on many: memory, time and communication, from a few numbers.
+
+    seconds of an update = T L s + k R T F / v + communication
+
+T steps and R rows of a process, L layers, F operations for a token in the forward pass, k = 3 because the backward pass
+takes twice as many (4 where activations are computed again). s is what a step of a layer takes however few its rows
+are: step t + 1 waits for step t, so T L s stays whatever is added in devices. v is the speed of the products.
+
+    all processes hold all       4 bytes x (parameters + gradients + optimiser) + activations
+                                 each update moves 2 (N - 1) / N x 4 bytes x parameters over each link
+    divided among N (FSDP2)      the first term / N, and one layer in one piece
+                                 each update moves 3 (N - 1) / N x 4 bytes x parameters
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from elman.config import EmbeddingConfig, ModelConfig, TrainingConfig
+from elman.data.streams import Segment
+from elman.errors import ConfigError
+from elman.models.contract import CountedModel, LanguageModel
+from elman.models.kinds import build_model, model_class
+from elman.models.noise import Noise
+from elman.training.distributed import Ranks, choose_device
+from elman.training.gradients import Gradients
+from elman.training.optimizers import Optimizer
+
+_BYTES = 4
+"""Of a number of float32."""
+_MAX_BUILT = 50_000_000
+"""Parameters above which activations are counted on a narrower model of the same form."""
+_BUCKET_BYTES = 2**25
+"""Gradients are added up in pieces of this size."""
+_COUNTED_STEPS = 16
+_WIDTHS = ("embedding_size", "hidden_size", "feedforward_size")
+_SMALL_SUMS = 3
+"""Sums of a few numbers in every update: the time, and twice whether to stop."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of several equal devices, and the link to the others."""
+
+    operations_per_second: float
+    """Of the products of a training, as they are reached, not as they are advertised."""
+    step_seconds: float
+    """For one step of one layer, forward and back, of very few rows."""
+    memory_bytes: float
+    bytes_per_second: float
+    """That a device sends to another while it receives as many."""
+    latency_seconds: float
+    """Of a sum of a few numbers over two devices."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an update asks of a process."""
+
+    parameters: int
+    largest_group: int
+    """Parameters of the layer, or of all that is no layer, that are in one piece while they are used."""
+    optimizer_numbers: int
+    """That the optimiser remembers for each parameter."""
+    operations: int
+    """For a token, forward."""
+    passes: int
+    """3, or 4 where activations are computed again."""
+    num_layers: int
+    saved_bytes: float
+    """That the forward pass keeps for the backward pass, for each token of each row."""
+    rows: int
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """That are read by one process in an update."""
+        return self.rows * self.steps
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What an update takes on some number of devices, each with the same number of rows."""
+
+    processes: int
+    is_divided: bool
+    memory_bytes: float
+    """Of each device."""
+    fits: bool
+    waiting_seconds: float
+    """For step after step; no further device shortens it."""
+    product_seconds: float
+    communication_seconds: float
+    tokens_per_second: float
+    """Of all together."""
+
+    @property
+    def seconds(self) -> float:
+        """Of an update."""
+        return self.waiting_seconds + self.product_seconds + self.communication_seconds
+
+    @property
+    def efficiency(self) -> float:
+        """The part of the time that is not spent on communication."""
+        return 1 - self.communication_seconds / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it by name, ready for JSON."""
+        return vars(self) | {"seconds": self.seconds, "efficiency": self.efficiency}
+
+
+def forecast(work: Work, machine: Machine, processes: int, *, is_divided: bool = False) -> Forecast:
+    """What an update takes.
+
+    Args:
+        work: that of one process.
+        machine: each device.
+        processes: N, one for each device.
+        is_divided: FSDP2 in place of copies.
+    """
+    state = _BYTES * work.parameters * (2 + work.optimizer_numbers)
+    activations = work.tokens * work.saved_bytes
+    if is_divided:
+        memory = state / processes + 2 * _BYTES * work.largest_group + activations
+    else:
+        memory = state + activations + (min(_BUCKET_BYTES, _BYTES * work.parameters) if processes > 1 else 0)
+    waiting = work.steps * work.num_layers * machine.step_seconds * work.passes / 3
+    products = work.passes * work.tokens * work.operations / machine.operations_per_second
+    communication = _communication_seconds(work, machine, processes, is_divided)
+    return Forecast(
+        processes=processes,
+        is_divided=is_divided,
+        memory_bytes=memory,
+        fits=memory <= machine.memory_bytes,
+        waiting_seconds=waiting,
+        product_seconds=products,
+        communication_seconds=communication,
+        tokens_per_second=processes * work.tokens / (waiting + products + communication),
+    )
+
+
+def _communication_seconds(work: Work, machine: Machine, processes: int, is_divided: bool) -> float:
+    if processes == 1:
+        return 0.0
+    num_bytes = _BYTES * work.parameters
+    if is_divided:
+        num_sums, turns = 3 * (work.num_layers + 1), 3
+    else:
+        num_sums, turns = -(-num_bytes // _BUCKET_BYTES), 2
+    # A sum over N devices goes round in N - 1 turns, there and back.
+    latency = (num_sums + _SMALL_SUMS) * machine.latency_seconds * (processes - 1)
+    return latency + turns * (processes - 1) / processes * num_bytes / machine.bytes_per_second
+
+
+def work_of(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> Work:
+    """What an update of these settings asks of a process.
+
+    Activations are counted: a short piece of text is read by a model of these settings, and what is kept for the
+    backward pass is added up. Where that would be too large, two narrower ones of the same form read it, and what they
+    keep is continued in a straight line.
+
+    Raises:
+        ConfigError: the kind is counted, not trained.
+    """
+    kind = model_class(model)
+    if issubclass(kind, CountedModel):
+        raise ConfigError(f"model.kind {model.kind!r} is counted, not trained: there is no update to plan")
+    parameters, factor = kind.predicted_num_parameters(model, vocab_size), 1
+    while kind.predicted_num_parameters(_narrower(model, factor), vocab_size) > _MAX_BUILT:
+        factor *= 2
+    built, saved = _counted(_narrower(model, factor), training, vocab_size)
+    if factor > 1:
+        _, of_half = _counted(_narrower(model, 2 * factor), training, vocab_size)
+        saved += 2 * (factor - 1) * (saved - of_half)
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in _layers(built)]
+    groups = [built.num_parameters - sum(layers), *layers]
+    looked_up = [c for c in built.components() if not c.operations and c.what == "look-up"]
+    is_tied = isinstance(model, EmbeddingConfig) and model.tie_weights
+    only_read = 0 if is_tied else sum(p.numel() for c in looked_up for p in c.parameters.values()) * factor
+    return Work(
+        parameters=parameters,
+        largest_group=round(max(groups) / built.num_parameters * parameters),
+        optimizer_numbers={"adamw": 2, "muon": 1}.get(training.optimizer, int(training.momentum > 0)),
+        operations=2 * (parameters - only_read),
+        passes=4 if training.recompute_tokens else 3,
+        num_layers=max(1, len(layers)),
+        saved_bytes=saved,
+        rows=training.batch_size,
+        steps=training.bptt,
+    )
+
+
+def _narrower(model: ModelConfig, factor: int) -> ModelConfig:
+    """The same form, its widths divided by a factor."""
+    widths = {name: getattr(model, name) for name in _WIDTHS if name in type(model).model_fields}
+    return model.model_copy(update={name: value // factor for name, value in widths.items()})
+
+
+def _layers(network: LanguageModel) -> list[nn.Module]:
+    return [layer for stack in network.modules() if isinstance(stack, nn.ModuleList) for layer in stack]
+
+
+def _counted(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> tuple[LanguageModel, float]:
+    """A model, and the bytes that it keeps for the backward pass for a token."""
+    network = build_model(model, vocab_size, seed=1, dtype=torch.float32)
+    short, long = (_saved_bytes(network, training, steps) for steps in (_COUNTED_STEPS, 2 * _COUNTED_STEPS))
+    return network, (long - short) / _COUNTED_STEPS
+
+
+def _saved_bytes(network: LanguageModel, training: TrainingConfig, steps: int) -> int:
+    """What the forward pass over one row keeps, parameters aside."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    segment = _segment(network.vocab_size, 1, steps)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        features_BTF, _ = network.features(segment.tokens_BT, network.initial_state(1), None, Noise(1, 0, 1))
+        graph = network.head.nll(features_BTF, segment.targets_BT, segment.weight_BT).sum()
+    total = sum(kept.values())
+    del graph  # until here, what it keeps has addresses of its own
+    return total
+
+
+def _segment(vocab_size: int, rows: int, steps: int) -> Segment:
+    drawn = torch.randint(vocab_size, (rows, steps + 1), generator=torch.Generator().manual_seed(1))
+    return Segment(drawn[:, :-1], drawn[:, 1:], torch.ones(rows, steps), None, rows * steps, False)
+
+
+def time_updates(
+    model: ModelConfig, training: TrainingConfig, vocab_size: int, ranks: Ranks, num_updates: int = 5
+) -> list[float]:
+    """Seconds of each of some updates on text drawn at random, after one that is not counted.
+
+    With several processes every one of them reads ``training.batch_size`` rows, and the seconds are those of the first.
+    """
+    network = build_model(model, vocab_size, seed=1, dtype=torch.float32, device=choose_device("cpu"))
+    optimizer = Optimizer(network, training)
+    gradients = Gradients(network, training, ranks, None, (), lambda text: None)
+    whole = _segment(vocab_size, training.batch_size * ranks.size, training.bptt)
+    segment = whole.part(ranks.rank, ranks.size)
+    state = network.initial_state(training.batch_size)
+    seconds: list[float] = []
+    for update in range(num_updates + 1):
+        ranks.any(False)
+        started = time.perf_counter()
+        noise = Noise(1, update, training.batch_size * ranks.size, ranks.rank * training.batch_size)
+        _, _, state = gradients.compute(segment, whole, state, noise)
+        optimizer.step(1e-3)
+        seconds += ranks.of_first(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def fit(measured: Sequence[tuple[Work, float]]) -> tuple[float, float]:
+    """Operations per second and seconds per step, from seconds of updates of one process.
+
+    Least squares of the relative error, both positive.
+
+    Args:
+        measured: two updates at least, that differ in width or in rows.
+    """
+    products = np.array([work.passes * work.tokens * work.operations for work, _ in measured])
+    steps = np.array([work.steps * work.num_layers * work.passes / 3 for work, _ in measured])
+    seconds = np.array([taken for _, taken in measured])
+    of_both = np.stack([products, steps], axis=1) / seconds[:, None]
+    (per_operation, step_seconds), *_ = np.linalg.lstsq(of_both, np.ones(len(seconds)), rcond=None)
+    if step_seconds < 0:  # steps without a product take too little to show
+        per_operation, step_seconds = np.mean(seconds / products), 0.0
+    if per_operation <= 0:  # and here the products do
+        raise ConfigError("the time of these updates does not rise with their products: measure wider models")
+    return float(1 / per_operation), float(step_seconds)
+
+
+def measured_speeds(
+    model: ModelConfig, training: TrainingConfig, vocab_size: int, ranks: Ranks | None = None
+) -> tuple[float, float]:
+    """Operations per second and seconds per step on this machine, from short trainings of this form.
+
+    Four updates are timed: of these settings and of a model a quarter as wide, each with all its rows and with a
+    quarter of them.
+
+    Args:
+        model: the form.
+        training: rows and steps.
+        vocab_size: of the model.
+        ranks: the processes that measure at the same time, each for itself; none: this one alone.
+    """
+    measured = []
+    for factor in (1, 4):
+        for share in (1, 4):
+            narrow = _narrower(model, factor)
+            fewer = training.model_copy(update={"batch_size": max(1, training.batch_size // share)})
+            seconds = time_updates(narrow, fewer, vocab_size, Ranks() if ranks is None else ranks)
+            measured.append((work_of(narrow, fewer, vocab_size), min(seconds)))
+    return fit(measured)

@@ -1,0 +1,132 @@
+"""The forecast of memory, time and communication: closed forms, counts of built models, and the fit of speeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from elman.cli import main
+from elman.config import TrainingConfig
+from elman.errors import ConfigError
+from elman.models.kinds import build_model, model_config
+from elman.training.distributed import Ranks
+from elman.training.scaling import Machine, Work, fit, forecast, time_updates, work_of
+
+MACHINE = Machine(
+    operations_per_second=1e9, step_seconds=1e-4, memory_bytes=1e9, bytes_per_second=1e8, latency_seconds=1e-4
+)
+WORK = Work(
+    parameters=1_000_000,
+    largest_group=400_000,
+    optimizer_numbers=2,
+    operations=2_000_000,
+    passes=3,
+    num_layers=2,
+    saved_bytes=5000.0,
+    rows=10,
+    steps=50,
+)
+
+
+def test_one_device_waits_for_steps_and_products() -> None:
+    found = forecast(WORK, MACHINE, 1)
+    assert found.waiting_seconds == pytest.approx(50 * 2 * 1e-4)
+    assert found.product_seconds == pytest.approx(3 * 500 * 2e6 / 1e9)
+    assert found.communication_seconds == 0
+    assert found.memory_bytes == 4 * 1e6 * 4 + 500 * 5000
+    assert found.tokens_per_second == pytest.approx(500 / (0.01 + 3.0))
+    assert found.efficiency == 1
+
+
+def test_more_devices_move_each_gradient_there_and_back() -> None:
+    two, many = forecast(WORK, MACHINE, 2), forecast(WORK, MACHINE, 64)
+    assert two.communication_seconds == pytest.approx(4e6 / 1e8 + 4 * 1e-4)  # one bucket, and three small sums
+    assert many.communication_seconds == pytest.approx(2 * 63 / 64 * 4e6 / 1e8 + 4 * 63 * 1e-4)
+    assert two.waiting_seconds == many.waiting_seconds == forecast(WORK, MACHINE, 1).waiting_seconds
+    assert 1.9 < two.tokens_per_second / forecast(WORK, MACHINE, 1).tokens_per_second < 2
+
+
+def test_dividing_takes_less_memory_and_more_communication() -> None:
+    whole, divided = forecast(WORK, MACHINE, 8), forecast(WORK, MACHINE, 8, is_divided=True)
+    assert divided.memory_bytes == 4 * 1e6 * 4 / 8 + 2 * 4 * 400_000 + 500 * 5000
+    assert divided.memory_bytes < whole.memory_bytes
+    assert divided.communication_seconds > 1.4 * whole.communication_seconds
+
+
+def test_what_does_not_fit_whole_may_fit_divided() -> None:
+    large = replace(WORK, parameters=100_000_000)
+    assert not forecast(large, MACHINE, 8).fits
+    assert forecast(large, MACHINE, 8, is_divided=True).fits
+
+
+def test_the_work_of_a_model_is_counted() -> None:
+    model = model_config({"kind": "lstm", "hidden_size": 24, "embedding_size": 16, "num_layers": 2})
+    built = build_model(model, 50, seed=1, dtype=torch.float32)
+    work = work_of(model, TrainingConfig(batch_size=3, bptt=7), 50)
+    assert work.parameters == built.num_parameters
+    assert work.operations == 2 * (built.num_parameters - 50 * 16)  # biases are multiplied by one
+    assert work.num_layers == 2
+    assert work.largest_group == sum(p.numel() for p in built.layers[1].parameters())
+    assert (work.rows, work.steps, work.passes) == (3, 7, 3)
+    tied = work_of(
+        model_config({"kind": "lstm", "hidden_size": 16, "embedding_size": 16, "tie_weights": True}),
+        TrainingConfig(recompute_tokens=8),
+        50,
+    )
+    assert tied.operations == 2 * tied.parameters
+    assert tied.passes == 4
+
+
+def test_activations_grow_with_the_width_and_those_of_large_models_continue_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def saved(width: int) -> float:
+        model = model_config({"kind": "elman", "hidden_size": width, "embedding_size": width})
+        return work_of(model, TrainingConfig(), 30).saved_bytes
+
+    whole = saved(256)
+    assert saved(128) < whole < 2.2 * saved(128)
+    monkeypatch.setattr("elman.training.scaling._MAX_BUILT", 20_000)
+    assert saved(256) == pytest.approx(whole, rel=0.1)
+
+
+def test_a_counted_model_has_no_update_to_plan() -> None:
+    with pytest.raises(ConfigError, match="'ngram' is counted, not trained"):
+        work_of(model_config({"kind": "ngram"}), TrainingConfig(), 10)
+
+
+def test_speeds_are_found_again_in_the_times_that_they_make() -> None:
+    works = [replace(WORK, operations=operations, rows=rows) for operations in (10**5, 10**7) for rows in (2, 20)]
+    measured = [(work, forecast(work, MACHINE, 1).seconds) for work in works]
+    assert fit(measured) == pytest.approx((1e9, 1e-4))
+
+
+def test_times_without_a_floor_give_none_and_times_without_products_are_refused() -> None:
+    works = [replace(WORK, operations=operations) for operations in (10**5, 10**6, 10**7)]
+    speed, step = fit([(work, work.operations * (1.0 + 0.01 * n)) for n, work in enumerate(works)])
+    assert step == 0
+    assert speed == pytest.approx(3 * 500 / 1.01, rel=0.02)
+    with pytest.raises(ConfigError, match="measure wider models"):
+        fit([(work, 1.0 / work.operations) for work in works])
+
+
+def test_updates_are_timed() -> None:
+    model = model_config({"kind": "elman", "hidden_size": 4, "embedding_size": 4})
+    seconds = time_updates(model, TrainingConfig(batch_size=2, bptt=3), 11, Ranks(), num_updates=3)
+    assert len(seconds) == 3
+    assert all(0 < taken < 5 for taken in seconds)
+
+
+def test_the_command_prints_a_forecast_for_every_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model.hidden-size", "32", "--vocabulary", "40", "--processes", "1", "--processes", "4"]
+    assert main([*words, "--tokens", "1e6", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["processes"], one["is_divided"]) for one in found["forecasts"]] == [(1, False), (4, False), (4, True)]
+    assert found["forecasts"][0]["hours"] == pytest.approx(1e6 / found["forecasts"][0]["tokens_per_second"] / 3600)
+    assert main([*words, "--memory-gigabytes", "0.0001"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("whole") == 2
+    assert "! does not fit into 100.0 kB" in printed
