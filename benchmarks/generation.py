@@ -1,15 +1,16 @@
-"""How fast one stream of text comes: the compiled step beside PyTorch's loops and ONNX Runtime, in one run.
+"""How fast text comes: the compiled step beside PyTorch's loops and ONNX Runtime, in one run of some minutes.
 
-    python benchmarks/generation.py --seconds 2 --save
+    python benchmarks/generation.py --save
 
 Two-layer LSTMs with random weights take the most probable token again and again. Every form takes turns with the
 others, so that a machine whose speed drifts is fair to all; a figure is the median of its turns, at the number of
-threads where that is largest. ONNX Runtime (`pip install onnx onnxruntime`) runs the same step, as a graph of matrix
-products, in float32 and with its dynamic quantisation to eight bits; where it is missing, it is left out. The loss in
-eight bits
-is the difference in mean negative log-likelihood of a random text. Bandwidth is what a step reads of matrices, divided
-by its time, beside the fastest sum over a large array. The last lines are 64 streams at once, beside one matrix product
-of the size of each of the model's matrices.
+threads where that is largest. "Elman" draws by `Engine.draw`, as `elman sample` does; "Elman, by step" gives every
+token back to Python, as penalties and bans need it. ONNX Runtime (`pip install onnx onnxruntime`) runs the same step as
+a graph of matrix products, in float32 and with its dynamic quantisation to eight bits; `torch.compile` needs a C++
+compiler. Where one of them is missing, it is left out, and the last line says so. The loss in eight bits is the
+difference in mean negative log-likelihood of a random text. Bandwidth is what a step reads of matrices, divided by its
+time, beside the fastest sum over a large array. Then come 64 streams at once, beside one matrix product of the size of
+each of the model's matrices; and how long a first token takes in a process of its own, all being compiled before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,12 +36,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elman.engine import Engine
+from elman.config import SamplingConfig
+from elman.engine import Drawing, Engine
+from elman.generation import Sampler
 from elman.models.contract import LanguageModel
+from elman.models.file import Bundle, save_model
 from elman.models.kinds import build_model, model_config
+from elman.text.tokenizers import CharTokenizer
 
 Step = Callable[[int], int]
 """Reads a token and gives the most probable next one; what it carries, it keeps."""
+Stream = Callable[[int], None]
+"""Draws so many tokens more."""
 SIZES = ((128, 65), (512, 65), (200, 10_000), (650, 33_278))
 NUM_STREAMS = 64
 
@@ -48,7 +58,19 @@ class Form(NamedTuple):
     name: str
     precision: str
     threads: int
-    make: Callable[[], Step]
+    make: Callable[[], Stream]
+
+
+def stream_of(step: Step) -> Stream:
+    """Token after token by a step."""
+    token = 1
+
+    def stream(count: int) -> None:
+        nonlocal token
+        for _ in range(count):
+            token = step(token)
+
+    return stream
 
 
 def model_of(hidden_size: int, vocab_size: int) -> LanguageModel:
@@ -132,7 +154,51 @@ def torch_joined(network: LanguageModel) -> Step:
     return step
 
 
-def engine(network: LanguageModel, precision: Any, threads: int) -> Step:
+def torch_compiled(network: LanguageModel) -> Step:
+    """The same as :func:`torch_joined`, a whole step by ``torch.compile``."""
+    p = weights_of(network)
+    matrices = [torch.cat([p[f"layers.{k}.weight_ih"], p[f"layers.{k}.weight_hh"]], 1) for k in range(2)]
+    biases = [p[f"layers.{k}.bias"] for k in range(2)]
+    size = matrices[0].shape[0] // 4
+
+    def whole(token: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        x, after = nn.functional.embedding(token, p["embedding"])[0], []
+        for k in range(2):
+            i, f, g, o = torch.addmv(biases[k], matrices[k], torch.cat([x, states[2 * k]])).split(size)
+            c = f.sigmoid() * states[2 * k + 1] + i.sigmoid() * g.tanh()
+            x = o.sigmoid() * c.tanh()
+            after += [x, c]
+        return torch.addmv(p["head.bias"], p["head.weight"], x).argmax(), after
+
+    torch.compiler.reset()
+    compiled = torch.compile(whole, fullgraph=True, dynamic=False)
+    states = [torch.zeros(size) for _ in range(4)]
+
+    @torch.inference_mode()
+    def step(token: int) -> int:
+        nonlocal states
+        best, states = compiled(torch.tensor([token]), states)
+        return int(best)
+
+    return step
+
+
+def engine(network: LanguageModel, precision: Any, threads: int) -> Stream:
+    """Elman's compiled loop."""
+    compiled = Engine(network, precision=precision, num_threads=threads)
+    how = Drawing(-1, temperature=0.0)  # no boundary: it goes on and on
+    logits_BV, state = compiled.step((1,), compiled.initial_state(1))
+    logits_V = logits_BV[0]
+
+    def stream(count: int) -> None:
+        nonlocal logits_V, state
+        drawn = compiled.draw(logits_V, state, how, np.zeros(count))
+        logits_V, state = drawn.logits_V, drawn.state
+
+    return stream
+
+
+def engine_by_step(network: LanguageModel, precision: Any, threads: int) -> Step:
     """Elman's compiled step."""
     compiled = Engine(network, precision=precision, num_threads=threads)
     state = compiled.initial_state(1)
@@ -221,22 +287,24 @@ def onnx_forms(network: LanguageModel, size: int, threads: list[int], folder: Pa
     logging.getLogger().setLevel(logging.ERROR)  # it recommends a pass over the graph that changes nothing here
     quantize_dynamic(whole, small, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul"])
     return [
-        Form("ONNX Runtime", precision, count, lambda path=path, count=count: onnx_step(path, size, count))
+        Form("ONNX Runtime", precision, count, lambda path=path, count=count: stream_of(onnx_step(path, size, count)))
         for precision, path in (("float32", whole), ("int8", small))
         for count in threads
     ]
 
 
-def run(step: Step, threads: int, seconds: float, first: int = 1) -> float:
+def run(stream: Stream, threads: int, seconds: float) -> float:
     """Tokens per second of a form for a while."""
     torch.set_num_threads(threads)
-    token, count = step(first), 0
-    started = time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < seconds or count < 3:
-        for _ in range(4):
-            token = step(token)
-        count += 4
-    return count / elapsed
+    size, count = 4, 0
+    stream(size)
+    started = now = time.perf_counter()
+    while now - started < seconds:
+        stream(size)
+        count, before, now = count + size, now, time.perf_counter()
+        if now - before < 0.005:
+            size = min(2 * size, 256)  # as the loop of `elman sample` does
+    return count / (now - started)
 
 
 def loss_in_bytes(network: LanguageModel, num_tokens: int = 300) -> float:
@@ -290,14 +358,23 @@ def many_streams(network: LanguageModel, seconds: float) -> tuple[float, float]:
 
 def forms_of(network: LanguageModel, size: int, threads: list[int], folder: Path) -> list[Form]:
     """Every form at every number of threads."""
-    loops = (("torch.nn.LSTM", torch_lstm), ("torch.lstm_cell", torch_cells), ("torch, joined", torch_joined))
-    forms = [Form(name, "float32", n, lambda make=make: make(network)) for name, make in loops for n in threads]
-    forms += onnx_forms(network, size, threads, folder)
-    return forms + [
-        Form("Elman", precision, n, lambda precision=precision, n=n: engine(network, precision, n))
-        for precision in ("float32", "int8")
-        for n in threads
+    loops: list[tuple[str, Callable[[LanguageModel], Step]]] = [
+        ("torch.nn.LSTM", torch_lstm),
+        ("torch.lstm_cell", torch_cells),
+        ("torch, joined", torch_joined),
     ]
+    if shutil.which("g++") or shutil.which("clang++"):
+        loops.append(("torch.compile", torch_compiled))
+    forms = [
+        Form(name, "float32", n, lambda make=make: stream_of(make(network))) for name, make in loops for n in threads
+    ]
+    forms += onnx_forms(network, size, threads, folder)
+    for precision in ("float32", "int8"):
+        for n in threads:
+            forms.append(Form("Elman", precision, n, lambda p=precision, n=n: engine(network, p, n)))
+            by_step = lambda p=precision, n=n: stream_of(engine_by_step(network, p, n))  # noqa: E731
+            forms.append(Form("Elman, by step", precision, n, by_step))
+    return forms
 
 
 def measure(size: int, vocab_size: int, seconds: float, turns: int, threads: list[int]) -> dict[str, Any]:
@@ -306,10 +383,14 @@ def measure(size: int, vocab_size: int, seconds: float, turns: int, threads: lis
     speeds: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         forms = forms_of(network, size, threads, Path(folder))
-        steps = [form.make() for form in forms]
+        streams = []
+        for form in forms:
+            torch.set_num_threads(form.threads)
+            streams.append(form.make())
+            streams[-1](4)
         for _ in range(turns):
-            for form, step in zip(forms, steps, strict=True):
-                speed = run(step, form.threads, seconds / turns)
+            for form, stream in zip(forms, streams, strict=True):
+                speed = run(stream, form.threads, seconds / turns)
                 speeds.setdefault(form[:3], []).append(speed)
     median = {key: statistics.median(values) for key, values in speeds.items()}
     best: dict[str, dict[str, Any]] = {}
@@ -348,8 +429,49 @@ def measure(size: int, vocab_size: int, seconds: float, turns: int, threads: lis
     }
 
 
+FIRST_TOKEN = """
+import sys, time
+from elman.engine import stepper
+from elman.generation import Sampler
+from elman.models.file import load_model
+bundle = load_model(sys.argv[1])
+loaded = time.perf_counter()
+next(iter(Sampler(bundle, stepper=stepper(bundle.network))))
+print(time.perf_counter() - loaded)
+"""
+
+
+def beginnings(turns: int) -> dict[str, float]:
+    """Seconds to a first token, and tokens per second of whole texts, for 2x128/65; the best of some turns."""
+    tokenizer = CharTokenizer([chr(33 + i) for i in range(63)])
+    bundle = Bundle(model_of(128, tokenizer.size), tokenizer)
+    texts = []
+    for seed in range(turns):
+        settings = SamplingConfig(max_new_tokens=5000, min_new_tokens=5000, temperature=0.8)
+        sampler = Sampler(bundle, settings=settings, seed=seed, stepper=Engine(bundle.network, num_threads=1))
+        started = time.perf_counter()
+        sampler.run()
+        texts.append(5000 / (time.perf_counter() - started))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.safetensors")
+        save_model(path, bundle)
+        first, command = [], []
+        words = [sys.executable, "-m", "elman", "sample", str(path), "--max-new-tokens", "1"]
+        for _ in range(turns):
+            told = subprocess.run([sys.executable, "-c", FIRST_TOKEN, str(path)], capture_output=True, check=True)
+            first.append(float(told.stdout))
+            started = time.perf_counter()
+            subprocess.run(words, capture_output=True, check=True)
+            command.append(time.perf_counter() - started)
+    return {
+        "first_token_after_loading_seconds": round(min(first), 3),
+        "whole_command_for_one_token_seconds": round(min(command), 3),
+        "tokens_per_second_of_texts_at_temperature_0.8": round(max(texts), 1),
+    }
+
+
 def main() -> None:
-    """Measure, and print a line of JSON for each model."""
+    """Measure, and print a line of JSON for each model and one for beginnings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each form")
     parser.add_argument("--turns", type=int, default=4)
@@ -366,10 +488,15 @@ def main() -> None:
             found = measure(size, vocab_size, arguments.seconds, arguments.turns, arguments.threads)
             results.append(found)
             print(json.dumps(found | where), flush=True)
+    missing = [name for name in ("onnxruntime", "onnx") if not find_spec(name)]
+    missing += [] if shutil.which("g++") or shutil.which("clang++") else ["a C++ compiler, for torch.compile"]
+    start = beginnings(arguments.turns)
+    print(json.dumps(start | {"missing": missing}), flush=True)
     if arguments.save:
         path = Path(__file__).parent / "results" / "generation.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"where": where, "models": results}, indent=2) + "\n", encoding="utf-8")
+        found = {"where": where, "models": results, "start": start}
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Beam search: the most probable continuations of one text that can be found by following a few at a time.
 
-Shape letters: K beams, V vocabulary. Works on any language model through its contract: rows of the state are selected,
-never looked into.
+Shape letters: K beams, V vocabulary. Works on any form of a model's step: rows of the state are selected, never looked
+into.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from elman.engine import Stepper
 from elman.errors import ElmanError
-from elman.models.contract import LanguageModel
-from elman.models.state import State
 
 Adjust = Callable[[Sequence[tuple[int, ...]], npt.NDArray[np.float64]], None]
 """Changes log-probabilities (K, V) in place, given the tokens drawn so far of each of the K beams."""
@@ -37,10 +37,9 @@ class Beam:
     """Whether the boundary ended it; otherwise the length did."""
 
 
-@torch.no_grad()
 def beam_search(
-    network: LanguageModel,
-    state: State,
+    form: Stepper[Any],
+    state: Any,
     logits_V: Tensor | npt.NDArray[np.floating],
     *,
     boundary_id: int,
@@ -58,8 +57,8 @@ def beam_search(
     best beam, scored at its present length, is no better than the worst of them.
 
     Args:
-        network: any language model.
-        state: its state after the text so far, one row.
+        form: the step of any language model.
+        state: after the text so far, one row, as the form has it.
         logits_V: its logits for the next token.
         boundary_id: the token that ends a text.
         num_beams: K.
@@ -101,9 +100,8 @@ def beam_search(
             break
         running = [beam for _, beam in followed]
         state = state.select([row for row, _ in followed])
-        tokens_K1 = torch.tensor([beam.tokens[-1:] for beam in running], device=network.device)
-        features_K1F, state = network.features(tokens_K1, state)
-        logits_KV = network.head.logits(features_K1F)[:, 0]
+        found_KV, state = form.step([beam.tokens[-1] for beam in running], state)
+        logits_KV = torch.from_numpy(found_KV)
     if not candidates and max_new_tokens > 0:
         raise ElmanError("no token is left for any beam: the penalties and bans rule out all of them")
     return candidates or running

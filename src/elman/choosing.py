@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elman.config import SamplingConfig
-from elman.errors import ElmanError, UserError
+from elman.engine import Drawing, damaged, nothing_left
+from elman.errors import UserError
 from elman.models.noise import derived_seed
 from elman.text.tokenizers import Tokenizer
 
@@ -22,8 +23,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int64]
 Logits: TypeAlias = npt.NDArray[np.floating[Any]]
 
-_DAMAGED = "the model's logits hold NaN or infinity: its weights are damaged or training diverged"
 _LARGEST = float(np.finfo(np.float64).max)
+_BELOW_ONE = 1.0 - 2.0**-53
 
 
 class Rules:
@@ -54,6 +55,16 @@ class Rules:
             settings.repetition_penalty != 1 or settings.frequency_penalty != 0 or settings.presence_penalty != 0
         )
         self.filters = Filters(**settings.model_dump(include=set(Filters._fields)))
+        self.drawing = self._drawing()
+        """The same for compiled code, where that can do all of it."""
+
+    def _drawing(self) -> Drawing | None:
+        settings, filters = self.settings, self.filters
+        known = {name: getattr(filters, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        looks_back = self.penalizes or self.banned or self.biases or settings.no_repeat_ngram_size
+        if looks_back or filters != Filters(**known):
+            return None
+        return Drawing(self.boundary_id, tuple(self.never.tolist()), **known)
 
 
 def _spellings(words: Iterable[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
@@ -125,7 +136,16 @@ class Chooser:
     @property
     def uniform(self) -> float:
         """The number in [0, 1) that decides the next token: a function of the seed and the position alone."""
-        return (derived_seed(self.seed, "draw", len(self.tokens)) >> 10) * 2.0**-53
+        return self.uniform_at(len(self.tokens))
+
+    def uniform_at(self, position: int) -> float:
+        """The same for a token further on."""
+        return (derived_seed(self.seed, "draw", position) >> 10) * 2.0**-53
+
+    @property
+    def num_before_end(self) -> int:
+        """The tokens that come before the boundary may."""
+        return max(0, self.rules.settings.min_new_tokens - (len(self.tokens) - self._start))
 
     def adjust(self, scores_V: Floats) -> None:
         """Apply biases, penalties and bans, in this order and in place."""
@@ -145,7 +165,7 @@ class Chooser:
         for *before, last in rules.banned:
             if self._ends_with(before):
                 scores_V[last] = -math.inf
-        if len(self.tokens) - self._start < settings.min_new_tokens:
+        if self.num_before_end:
             scores_V[rules.boundary_id] = -math.inf
         if rules.never.size:
             scores_V[rules.never] = -math.inf
@@ -186,8 +206,10 @@ def choose(logits_BV: Logits, choosers: Sequence[Chooser]) -> list[int]:
         UserError: penalties and bans rule out every token of a row.
     """
     cumulative_BV = _weights(logits_BV, choosers).cumsum(axis=1)
-    uniform_B = np.array([chooser.uniform for chooser in choosers])
-    chosen: list[int] = (cumulative_BV <= (uniform_B * cumulative_BV[:, -1])[:, None]).sum(axis=1).tolist()
+    uniform_B, total_B = np.array([chooser.uniform for chooser in choosers]), cumulative_BV[:, -1]
+    # A number next to 1 times the total may be rounded up to it.
+    threshold_B1 = np.minimum(uniform_B * total_B, _BELOW_ONE * total_B)[:, None]
+    chosen: list[int] = (cumulative_BV <= threshold_B1).sum(axis=1).tolist()
     return chosen
 
 
@@ -204,7 +226,7 @@ def probabilities(logits_BV: Logits, choosers: Sequence[Chooser]) -> Floats:
 
 def _weights(logits_BV: Logits, choosers: Sequence[Chooser]) -> Floats:
     if not logits_BV.max() < math.inf:
-        raise ElmanError(_DAMAGED)
+        raise damaged()
     scores_BV = logits_BV.astype(np.float64)
     groups: dict[Filters, list[int]] = {}
     for row, chooser in enumerate(choosers):
@@ -212,8 +234,8 @@ def _weights(logits_BV: Logits, choosers: Sequence[Chooser]) -> Floats:
         groups.setdefault(chooser.rules.filters, []).append(row)
     if -math.inf in scores_BV.max(axis=1).tolist():
         if (logits_BV.max(axis=1) == -math.inf).any():
-            raise ElmanError(_DAMAGED)
-        raise UserError("no token is left: penalties, bans and min_new_tokens rule out all; loosen one of them")
+            raise damaged()
+        raise nothing_left()
     if len(groups) == 1:
         return filtered(scores_BV, *groups)
     for filters, rows in groups.items():
@@ -271,7 +293,8 @@ def keep_top_p(weights_BV: Floats, top_p: float) -> None:
     total_B1 = weights_BV.sum(axis=1, keepdims=True)
     dropped_B1 = (1 - top_p) * total_B1
     # Whatever is below the mean of all that may go, goes: only the rest has to be sorted. Of equals, the last go first.
-    columns = np.flatnonzero((weights_BV > dropped_B1 / weights_BV.shape[1]).any(axis=0))[::-1]
+    least_B1 = np.minimum(dropped_B1 / weights_BV.shape[1], _BELOW_ONE * weights_BV.max(axis=1, keepdims=True))
+    columns = np.flatnonzero((weights_BV > least_B1).any(axis=0))[::-1]
     weights_BC = weights_BV[:, columns]
     order_BC = weights_BC.argsort(axis=1, kind="stable")
     rows_B1 = np.arange(len(weights_BV))[:, None]

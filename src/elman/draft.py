@@ -16,6 +16,9 @@ from elman.models.noise import derived_seed
 from elman.reading import Reading, Unknown
 from elman.settings import resolve
 
+OF_WHOLE_TEXTS = ("max_new_tokens", "min_new_tokens", "num_beams", "length_penalty")
+"""Settings of drawing that have no meaning where a text is written in turns."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -103,8 +106,8 @@ class Draft:
 
     def change(self, name: str, value: Any) -> None:
         """Change a setting of drawing. Raises ConfigError or UserError, and changes nothing, if it is not accepted."""
-        if name in ("max_new_tokens", "min_new_tokens"):
-            raise UserError(f"{name} has no meaning here: each draw says how many tokens it takes")
+        if name in OF_WHOLE_TEXTS:
+            raise UserError(f"{name} has no meaning here: each draw says how far it goes")
         self._rules = Rules(resolve_sampling(self.settings, {name: value}), self.place.bundle.tokenizer)
 
     def save(self, path: str | Path) -> None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from elman.beam import beam_search
 from elman.choosing import Chooser, Floats, Rules, choose
 from elman.config import SamplingConfig
-from elman.engine import AnyStepper, Stepper, TorchStepper
+from elman.engine import AnyStepper, Drawing, Engine, Stepper, TorchStepper, draw_rows
 from elman.errors import ElmanError, UserError
 from elman.models.file import Bundle
 from elman.models.state import State
@@ -24,6 +26,8 @@ from elman.text.tokenizers import Tokenizer
 FinishReason = Literal["length", "stop", "boundary", "interrupted"]
 
 _LONGEST_CHARACTER = 4  # in tokens, where a token is a byte
+_MOST_AT_ONCE, _SECONDS_AT_ONCE = 256, 0.01
+"""Of tokens that compiled code draws before they are looked at."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,13 @@ class _Text:
         self.reason = "stop" if self._stream.has_stopped else reason
         return piece
 
+    def uniforms(self, count: int) -> npt.NDArray[np.float64]:
+        """What decides the next tokens; greedy ones need nothing."""
+        chooser = self.chooser
+        if not chooser.rules.settings.temperature:
+            return np.zeros(count)
+        return np.array([chooser.uniform_at(len(chooser.tokens) + i) for i in range(count)])
+
     def result(self) -> Generated:
         """The whole, once the text has ended."""
         if self.reason is None:
@@ -161,7 +172,12 @@ class Sampler:
     def __iter__(self) -> Iterator[str]:
         start = (self._start or Reading.start(self._bundle)).read(self._prompt, unknown=self._unknown)
         text = _Text(start, self._rules, self._seed, self._stop)
-        pieces = self._drawn(start, text) if self._rules.settings.num_beams == 1 else self._searched(start, text)
+        if self._rules.settings.num_beams > 1:
+            pieces = self._searched(start, text)
+        elif isinstance(self._stepper, Engine) and self._rules.drawing is not None:
+            pieces = self._drawn_ahead(start, text, self._stepper, self._rules.drawing)
+        else:
+            pieces = self._drawn(start, text)
         yield from filter(None, pieces)
         self.result = text.result()
 
@@ -186,6 +202,33 @@ class Sampler:
                 logits_BV, state = self._stepper.step([token], state)
         self.end = start.after(text.tokens, self._stepper.give(state), logits_BV[0])
 
+    def _drawn_ahead(self, start: Reading, text: _Text, engine: Engine, how: Drawing) -> Iterator[str]:
+        """The same text, several tokens at a time by compiled code; what it draws beyond the end is forgotten."""
+        logits_V: Logits = start.logits_V
+        state, size = engine.take(start.state), 1
+        while text.reason is None:
+            num_before, began = len(text.tokens), perf_counter()
+            count = min(size, self._rules.settings.max_new_tokens - num_before)
+            num_before_end = text.chooser.num_before_end
+            drawn = engine.draw(logits_V, state, how, text.uniforms(count), num_before_end=num_before_end)
+            seconds = perf_counter() - began
+            for token in drawn.tokens:
+                if self._should_stop():
+                    yield text.finish("interrupted")
+                    break
+                yield text.take(token)
+                if text.reason is not None:
+                    break
+            taken = text.tokens[num_before:]
+            if len(taken) == len(drawn.tokens) - (drawn.tokens[-1:] == [how.boundary_id]):
+                logits_V, state = drawn.logits_V, drawn.state
+            elif taken:
+                logits_V, state = engine.read(taken, state)
+            if text.reason is None and drawn.error is not None:
+                raise drawn.error
+            size = min(2 * size, _MOST_AT_ONCE) if seconds < _SECONDS_AT_ONCE else max(1, size // 2)
+        self.end = start.after(text.tokens, engine.give(state), logits_V)
+
     def _searched(self, start: Reading, text: _Text) -> Iterator[str]:
         settings, boundary_id = self._rules.settings, self._rules.boundary_id
 
@@ -194,8 +237,8 @@ class Sampler:
                 text.chooser.extended(tokens).adjust(log_probs_V)
 
         best, *_ = beam_search(
-            self._bundle.network,
-            start.state,
+            self._stepper,
+            self._stepper.take(start.state),
             start.logits_V,
             boundary_id=boundary_id,
             num_beams=settings.num_beams,
@@ -244,7 +287,7 @@ def generate_batch(
     if not starts[prompts[0]].state.tensors:  # nothing carried does not say how many rows carry it
         state = form.initial_state(len(prompts))
     while alive:
-        tokens = choose(logits_BV, [text.chooser for text in alive])
+        tokens = _chosen(form, rules, logits_BV, [text.chooser for text in alive])
         for text, token in zip(alive, tokens, strict=True):
             text.take(token)
         rows = [row for row, text in enumerate(alive) if text.reason is None]
@@ -253,6 +296,14 @@ def generate_batch(
             state = state if len(rows) == len(tokens) else state.select(rows)
             logits_BV, state = form.step([tokens[row] for row in rows], state)
     return [text.result() for text in texts]
+
+
+def _chosen(form: Stepper[Any], rules: Rules, logits_BV: Logits, choosers: list[Chooser]) -> list[int]:
+    """The next token of each row: by compiled code where a text alone is drawn so too."""
+    if not isinstance(form, Engine) or rules.drawing is None:
+        return choose(logits_BV, choosers)
+    uniforms_B = np.array([chooser.uniform for chooser in choosers])
+    return draw_rows(logits_BV, rules.drawing, uniforms_B, [not chooser.num_before_end for chooser in choosers])
 
 
 def _refuse_empty(stop: Sequence[str]) -> None:

@@ -143,6 +143,7 @@ class Reading:
         tokens, logits_V = arrays["tokens"], arrays["logits"]
         fits = (
             all(len(tensor) == 1 for tensor in state.tensors.values())
+            and all(_are_tokens(tensor, bundle.tokenizer.size) for tensor in state.tensors.values())
             and tokens.dtype == np.int64
             and tokens.ndim == 1
             and (not tokens.size or 0 <= tokens.min() <= tokens.max() < bundle.tokenizer.size)
@@ -154,6 +155,13 @@ class Reading:
             raise ModelFileError(f"{str(path)!r} is damaged: its parts do not fit the model")
         # Copied: memory that comes from a file has another alignment.
         return cls(bundle, tuple(tokens.tolist()), about["num_given"], state, logits_V.copy(), about["is_parted"])
+
+
+def _are_tokens(tensor: torch.Tensor, vocab_size: int) -> bool:
+    """Whether the integers of a part of a state, which are tokens, are those of a vocabulary."""
+    if tensor.is_floating_point() or not tensor.numel():
+        return True
+    return 0 <= int(tensor.min()) <= int(tensor.max()) < vocab_size
 
 
 def _checked_about(path: Path, metadata: Mapping[str, str] | None, bundle: Bundle) -> dict[str, Any]:

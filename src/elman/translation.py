@@ -18,6 +18,7 @@ from torch import Tensor
 
 from elman.beam import beam_search
 from elman.data.pairs import Ids, Pairs
+from elman.engine import TorchStepper
 from elman.errors import ElmanError, TextError, UserError
 from elman.evaluation import Interrupted
 from elman.models.contract import LanguageModel
@@ -145,10 +146,10 @@ def write_targets(
     def adjust(_: Sequence[tuple[int, ...]], log_probs_KV: NDArray[np.float64]) -> None:
         log_probs_KV[:, never] = -math.inf
 
-    written = []
+    written, form = [], TorchStepper(network)
     for row, logits_V in enumerate(logits_BV):
         best = beam_search(
-            network,
+            form,
             state.select([row]),
             logits_V,
             boundary_id=tokenizer.boundary_id,

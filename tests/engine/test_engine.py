@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from elman.engine import CannotLower, Engine, EngineState, TorchStepper, capability, stepper
+from elman.engine import CannotLower, Engine, EngineState, TorchStepper, capability, native, stepper
+from elman.engine import engine as module
 from elman.errors import UserError
 from elman.models.kinds import build_model, kind_names, model_config
 from elman.models.state import State
@@ -161,27 +162,34 @@ def test_models_of_one_architecture_share_the_generated_file():
     text = engine.path.read_text(encoding="utf-8")
     assert text == engine.program.source
     assert "= matvec(" in text
-    assert [path for path in (engine.path.parent / "__pycache__").iterdir() if path.suffix == ".nbi"]
+    assert list(engine.path.parent.glob(f"{engine.path.stem}.*.code"))
+
+
+SEVEN = f"def step({', '.join(native.STEP)}):\n    return 7\n"
+
+
+def answer(address):
+    """What a step that looks at nothing gives."""
+    result = np.zeros(2, np.int64)
+    nothing = [0] * len(native.STEP)
+    native.function(address, tuple(native.STEP.values()))(result.ctypes.data, result.ctypes.data + 8, *nothing)
+    return result[0]
 
 
 def test_a_file_that_somebody_changed_is_written_anew(monkeypatch, tmp_path):
-    from elman.engine import engine as module
-
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
-    source = "def step():\n    return 7\n"
-    path, step = module._load.__wrapped__(source)
-    assert step() == 7
-    path.write_text("def step():\n    return 8\n", encoding="utf-8")
-    assert module._load.__wrapped__(source)[1]() == 7
+    path, address = module._load.__wrapped__(SEVEN)
+    assert answer(address) == 7
+    path.write_text(SEVEN.replace("7", "8"), encoding="utf-8")
+    assert answer(module._load.__wrapped__(SEVEN)[1]) == 7
+    assert path.read_text(encoding="utf-8") == SEVEN
 
 
 def test_without_a_folder_to_write_to_it_still_runs(monkeypatch, tmp_path):
-    from elman.engine import engine as module
-
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "file"))
-    path, step = module._load.__wrapped__("def step():\n    return 9\n")
-    assert step() == 9
+    path, address = module._load.__wrapped__(SEVEN)
+    assert answer(address) == 7
     assert not path.is_relative_to(tmp_path / "file")
 
 
@@ -301,6 +309,12 @@ def test_a_stepper_is_compiled_where_it_can_be():
         assert_states_equal(form.give(after), end)
         with pytest.raises(CannotLower, match=reason):
             stepper(network, precision="int8")
+
+
+@pytest.mark.parametrize("kind", ["lstm", "window"])
+def test_widths_of_one_are_compiled(kind):
+    network = build(model_config({"kind": kind, "embedding_size": 1, "hidden_size": 1}))
+    assert_equals_pytorch(network, Engine(network, num_threads=1), num_steps=20)
 
 
 def test_a_persons_own_cell_is_compiled():

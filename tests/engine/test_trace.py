@@ -104,6 +104,8 @@ FORMS = {
     "in place on its own": lambda a, h, p: (a * 2).add_(h).mul_(0.5),
     "lerp and addcmul": lambda a, h, p: torch.lerp(a, h, 0.25).addcmul(a, h, value=0.5),
     "a weight of parameters": lambda a, h, p: a * p["U"].diagonal().exp() + h * p["U"][0].softmax(0),
+    "a softmax's logarithm": lambda a, h, p: (a + h).log_softmax(-1) + (a - h).log_softmax(1).exp(),
+    "a logarithm of a sum": lambda a, h, p: a - torch.stack([a, h, a * h], 1).logsumexp(1) + h.logsumexp(-1, True),
     "normalised": lambda a, h, p: torch.nn.functional.layer_norm(a + h, a.shape[-1:]),
     "gelu": lambda a, h, p: torch.nn.functional.gelu(a + h, approximate="tanh"),
     "moved about": lambda a, h, p: torch.cat([h[:, 3:], a[:, :3]], 1).unflatten(1, (2, -1)).transpose(1, 2).flatten(1),

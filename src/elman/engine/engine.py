@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -23,22 +23,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from elman.engine import native
 from elman.engine.graph import Array
 from elman.engine.lower import Part, Precision, Program, lower
-from elman.engine.packing import pack
+from elman.engine.native import DAMAGED, NOTHING_LEFT, STEP, Compiled
+from elman.engine.packing import pack, round_up
 from elman.engine.trace import CannotLower, trace
 from elman.errors import ElmanError, UserError
 from elman.models.contract import CountedModel, LanguageModel
 from elman.models.kinds import build_model
 from elman.models.state import State
-from elman.text.corpora import cache_folder
 
 Tokens: TypeAlias = NDArray[np.integer[Any]] | Sequence[int]
 Logits: TypeAlias = NDArray[np.floating[Any]]
 Carried = TypeVar("Carried")
 
-_MIN_BYTES_PER_THREAD = 4 << 20
-"""Threads that meet several times in a step cost some microseconds each time, which small matrices do not pay for."""
+_MIN_BYTES_IN_LOOP, _MIN_BYTES_OF_STEP = 1 << 20, 4 << 20
+"""Of matrices for each thread. Threads that meet several times in a step cost some microseconds, which small matrices
+do not pay for; to call them for one step alone costs more."""
 _TOLERANCE = 1e-3
 
 
@@ -111,24 +113,76 @@ class EngineState:
         return EngineState(np.concatenate([s.numbers for s in states]), np.concatenate([s.ints for s in states]))
 
 
-class _OfThread(NamedTuple):
-    """What one thread writes into."""
+@dataclass(frozen=True)
+class Drawing:
+    """How tokens are drawn from one row of logits alone; :mod:`elman.choosing` says what each setting does."""
 
-    work: Array
-    inputs: Array
-    input_scales: Array
-    state: Array
-    ints: Array
-    logits: Array
+    boundary_id: int
+    """The token that ends a text; -1: none does."""
+    never: tuple[int, ...] = ()
+    """Tokens that are ruled out."""
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
 
-class _Scratch(NamedTuple):
+class Drawn(NamedTuple):
+    """What came of drawing a text."""
+
+    tokens: list[int]
+    """The boundary is the last of them where it was drawn."""
+    logits_V: NDArray[np.float32]
+    """Of the token after these, the boundary not counted."""
+    state: EngineState
+    error: ElmanError | None
+    """Why no token came after these, though more were asked for."""
+
+
+def damaged() -> ElmanError:
+    """The logits are no numbers."""
+    return ElmanError("the model's logits hold NaN or infinity: its weights are damaged or training diverged")
+
+
+def nothing_left() -> ElmanError:
+    """There is no token to draw."""
+    return UserError("no token is left: penalties, bans and min_new_tokens rule out all; loosen one of them")
+
+
+class _OfThread:
+    """What one thread writes into, and where it lies."""
+
+    def __init__(self, program: Program, num_rows: int, thread: int) -> None:
+        others = num_rows if thread else 0  # the first writes into what the call gives out
+        self.state = np.zeros((2, num_rows, program.state_size), np.float32)
+        self.ints = np.zeros((2, num_rows, program.ints_size), np.int64)
+        self.done = np.zeros(1, np.int64)
+        self._own = (
+            np.zeros(num_rows * program.work_size, np.float32),
+            np.zeros(num_rows * program.inputs_size, np.int16),
+            np.zeros(num_rows, np.float32),
+            np.zeros((0 if program.logits_are_shared else others, program.logits_size), np.float32),
+            np.zeros(2, np.int64),
+        )
+        self.at_state, self.at_ints, self.at_done = _at(self.state), _at(self.ints), _at(self.done)
+        self.at_work, self.at_inputs, self.at_scales, self.at_logits, self.at_result = (_at(own) for own in self._own)
+        self.result = self._own[-1]
+
+
+class _Scratch:
     """Memory of one call."""
 
-    num_rows: int
-    shared: Array
-    arrivals: Array
-    of_thread: list[_OfThread]
+    def __init__(self, program: Program, num_rows: int, num_threads: int) -> None:
+        self.num_rows = num_rows
+        self.arrivals = np.zeros(1, np.int64)
+        self._shared = np.zeros(num_rows * program.shared_size, np.float32)
+        self.of_thread = [_OfThread(program, num_rows, thread) for thread in range(num_threads)]
+        self.at_arrivals, self.at_shared = _at(self.arrivals), _at(self._shared)
+
+
+def _at(array: Array) -> int:
+    address: int = array.ctypes.data
+    return address
 
 
 class Engine:
@@ -157,9 +211,12 @@ class Engine:
         self._numbers, self._codes = pack(
             program.graph, program.packed, program.num_numbers, program.num_codes, parameters
         )
-        self.path, self._step = _load(program.source)
-        pays = max(1, program.weight_bytes // _MIN_BYTES_PER_THREAD)
-        self.num_threads = num_threads or min(torch.get_num_threads(), pays)
+        self._at_numbers, self._at_codes = _at(self._numbers), _at(self._codes)
+        self.path, self._at_step = _load(program.source)
+        self._step = native.function(self._at_step, tuple(STEP.values()))
+        self._kernels = native.kernels()
+        pays = [max(1, program.weight_bytes // least) for least in (_MIN_BYTES_IN_LOOP, _MIN_BYTES_OF_STEP)]
+        self.num_threads, self._threads_of_step = (num_threads or min(torch.get_num_threads(), most) for most in pays)
         self._crew = _Crew(self.num_threads)
         self._free: list[_Scratch] = []
         self._initial = self.take(network.initial_state(1))
@@ -186,29 +243,112 @@ class Engine:
             np.empty((num_rows, program.state_size), np.float32), np.empty((num_rows, program.ints_size), np.int64)
         )
         scratch = self._scratch(num_rows)
-        if self.num_threads == 1:
-            fault = self._part(scratch, tokens, state, after, logits, 0)
-        else:
-            scratch.arrivals[0] = 0
-            fault = self._crew.run(partial(self._part, scratch, tokens, state, after, logits))
+        given = (_at(tokens), _at(state.ints), _at(state.numbers))
+        at_ints, at_numbers, at_logits = _at(after.ints), _at(after.numbers), _at(logits)
+
+        def part(thread: int) -> int:
+            own = scratch.of_thread[thread]
+            self._step(
+                own.at_result, own.at_result + 8, self._at_numbers, self._at_codes, *given,
+                own.at_ints if thread else at_ints, own.at_state if thread else at_numbers,
+                own.at_logits if thread and not program.logits_are_shared else at_logits,
+                own.at_work, scratch.at_shared, own.at_inputs, own.at_scales, scratch.at_arrivals,
+                0, num_rows, thread, self._threads_of_step,
+            )  # fmt: skip
+            return int(own.result[0])
+
+        fault = self._crew.run(part, scratch, self._threads_of_step)
         self._free.append(scratch)
         if fault:
-            raise UserError(f"a token is outside the vocabulary; accepted: 0 to {program.logits_size - 1}")
+            raise self._outside()
         return logits, after
 
-    def _part(
-        self, scratch: _Scratch, tokens: Array, before: EngineState, after: EngineState, logits: Array, thread: int
-    ) -> int:
-        """What one thread does of a step; what all compute alike, all but the first leave in their scratch."""
-        own = scratch.of_thread[thread]
-        return self._step(
-            self._numbers, self._codes, tokens, before.ints, before.numbers,
-            own.ints if thread else after.ints,
-            own.state if thread else after.numbers,
-            own.logits if thread and not self.program.logits_are_shared else logits,
-            own.work, scratch.shared, own.inputs, own.input_scales, scratch.arrivals,
-            len(tokens), thread, self.num_threads,
-        )  # fmt: skip
+    def read(self, tokens: Sequence[int], state: EngineState) -> tuple[NDArray[np.float32], EngineState]:
+        """Read several tokens of one text: logits (V,) of the next one, and the new state.
+
+        Raises:
+            UserError: a token, or one in the state, is not in the vocabulary; there is no token.
+        """
+        if not tokens:
+            raise UserError("there is no token to read: give one or more")
+        nothing = np.zeros(self.program.logits_size, np.float32)
+        drawn = self._go_on(nothing, state, Drawing(-1), np.zeros(len(tokens)), np.array(tokens, np.int64), 0)
+        return drawn.logits_V, drawn.state
+
+    def draw(
+        self,
+        logits_V: Logits,
+        state: EngineState,
+        how: Drawing,
+        uniforms_T: NDArray[np.float64],
+        *,
+        num_before_end: int = 0,
+    ) -> Drawn:
+        """Go on with a text by so many tokens as there are numbers that decide them, or to the boundary.
+
+        Args:
+            logits_V: of the first of them.
+            state: what was read before, one row.
+            how: the settings.
+            uniforms_T: in [0, 1); a token is the first whose cumulative probability exceeds its number.
+            num_before_end: the boundary is ruled out for so many tokens.
+
+        Raises:
+            UserError: a token in the state is not in the vocabulary.
+        """
+        return self._go_on(logits_V, state, how, uniforms_T, np.empty(0, np.int64), num_before_end)
+
+    def _go_on(
+        self,
+        logits_V: Logits,
+        state: EngineState,
+        how: Drawing,
+        uniforms_T: NDArray[np.float64],
+        given: NDArray[np.int64],
+        num_before_end: int,
+    ) -> Drawn:
+        """Read the given tokens, or draw as many as there are numbers that decide them."""
+        program = self.program
+        if len(state.numbers) != 1 or np.shape(logits_V) != (program.logits_size,):
+            raise UserError(
+                f"logits of the shape {list(np.shape(logits_V))} and a state of {len(state.numbers)} texts: "
+                "give those of one"
+            )
+        count = len(uniforms_T)
+        tokens = np.empty(count, np.int64)
+        tokens[: len(given)] = given
+        logits = np.array(logits_V, np.float32)
+        uniforms = np.ascontiguousarray(uniforms_T, np.float64)
+        memory, settings = _drawing(how, program.logits_size)
+        scratch = self._scratch(1)
+        for own in scratch.of_thread:
+            own.state[0], own.ints[0] = state.numbers, state.ints
+        at_tokens, at_logits, at_memory, at_uniforms = _at(tokens), _at(logits), list(map(_at, memory)), _at(uniforms)
+
+        def part(thread: int) -> int:
+            own = scratch.of_thread[thread]
+            self._kernels["generate"](
+                own.at_result, own.at_result + 8, self._at_step, program.num_meetings, self._at_numbers, self._at_codes,
+                at_tokens, own.at_ints, program.ints_size, own.at_state, program.state_size,
+                own.at_logits if thread and not program.logits_are_shared else at_logits, program.logits_size,
+                own.at_work, scratch.at_shared, own.at_inputs, own.at_scales, scratch.at_arrivals,
+                *at_memory, *settings, at_uniforms, num_before_end, len(given), count, thread, self.num_threads,
+                own.at_done,
+            )  # fmt: skip
+            return int(own.done[0])
+
+        num_read = self._crew.run(part, scratch, self.num_threads)
+        first = scratch.of_thread[0]
+        after = EngineState(first.state[num_read % 2].copy(), first.ints[num_read % 2].copy())
+        self._free.append(scratch)
+        if num_read < 0:
+            raise self._outside()
+        drawn = tokens[: num_read + 1].tolist()
+        error = _ERRORS[drawn.pop()]() if drawn[-1:] and drawn[-1] < 0 else None
+        return Drawn(drawn, logits, after, error)
+
+    def _outside(self) -> UserError:
+        return UserError(f"a token is outside the vocabulary; accepted: 0 to {self.program.logits_size - 1}")
 
     def take(self, state: State) -> EngineState:
         """A state of the model in the engine's own form."""
@@ -235,21 +375,7 @@ class Engine:
             scratch = self._free.pop()
             if scratch.num_rows == num_rows:
                 return scratch
-        program = self.program
-
-        def of_thread(thread: int) -> _OfThread:
-            others = num_rows if thread else 0
-            return _OfThread(
-                np.zeros(num_rows * program.work_size, np.float32),
-                np.zeros(num_rows * program.inputs_size, np.int16),
-                np.zeros(num_rows, np.float32),
-                np.zeros((others, program.state_size), np.float32),
-                np.zeros((others, program.ints_size), np.int64),
-                np.zeros((0 if program.logits_are_shared else others, program.logits_size), np.float32),
-            )
-
-        shared = np.zeros(num_rows * program.shared_size, np.float32)
-        return _Scratch(num_rows, shared, np.zeros(1, np.int64), [of_thread(t) for t in range(self.num_threads)])
+        return _Scratch(self.program, num_rows, self.num_threads)
 
     def _compare(self, network: LanguageModel) -> None:
         """Hold the first tokens against the model itself: a step that goes around PyTorch was not traced whole."""
@@ -265,21 +391,59 @@ class Engine:
                     raise CannotLower("its compiled step gives other numbers than PyTorch's: not all of it was traced")
 
 
+_ERRORS = {DAMAGED: damaged, NOTHING_LEFT: nothing_left}
+
+
+def _drawing(how: Drawing, size: int) -> tuple[list[Array], tuple[float, ...]]:
+    """Memory for the kernels that draw, and what else they take."""
+    if not (-1 <= how.boundary_id < size and all(0 <= token < size for token in how.never)):
+        raise UserError(f"a boundary or a token that is ruled out is outside the vocabulary; accepted: 0 to {size - 1}")
+    scores = np.full(round_up(size), -np.inf, np.float32)
+    never = np.array(how.never, np.int64)
+    memory: list[Array] = [scores, np.empty(size), np.empty(size, np.int64), never]
+    return memory, (len(never), how.boundary_id, how.temperature, how.top_k, how.top_p, how.min_p)
+
+
+def draw_rows(logits_BV: Logits, how: Drawing, uniforms_B: NDArray[np.float64], may_end_B: Sequence[bool]) -> list[int]:
+    """The next token of each row, as :meth:`Engine.draw` draws it.
+
+    Raises:
+        ElmanError: the logits of a row hold NaN or infinity, or all its tokens are ruled out.
+    """
+    num_rows, size = logits_BV.shape
+    logits = np.ascontiguousarray(logits_BV, np.float32)
+    uniforms, may_end = np.ascontiguousarray(uniforms_B, np.float64), np.array(may_end_B, np.int64)
+    tokens, result = np.empty(num_rows, np.int64), np.zeros(2, np.int64)
+    memory, settings = _drawing(how, size)
+    native.kernels()["choose"](
+        _at(result), _at(result) + 8, _at(logits), size, num_rows, *map(_at, memory), *settings, _at(may_end),
+        _at(uniforms), _at(tokens),
+    )  # fmt: skip
+    for token in (DAMAGED, NOTHING_LEFT):
+        if token in tokens:
+            raise _ERRORS[token]()
+    chosen: list[int] = tokens.tolist()
+    return chosen
+
+
 class _Crew:
     """Threads that work on one step together; on one step at a time, because each waits for the others."""
 
-    def __init__(self, num_threads: int) -> None:
-        self._others = num_threads - 1
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
 
-    def run(self, part: Callable[[int], int]) -> int:
+    def run(self, part: Callable[[int], int], scratch: _Scratch, num_threads: int) -> int:
         """Call a function with the number of each thread, from 0; what it gave to the first."""
+        if num_threads == 1:
+            return part(0)
+        scratch.arrivals[0] = 0
         with self._lock:
             if self._pool is None or self._process != os.getpid():  # a forked process has none of the threads
-                self._pool, self._process = ThreadPoolExecutor(self._others), os.getpid()
-            waiting = [self._pool.submit(part, thread) for thread in range(1, self._others + 1)]
+                self._pool, self._process = ThreadPoolExecutor(self._most - 1), os.getpid()
+            waiting = [self._pool.submit(part, thread) for thread in range(1, num_threads)]
             fault = part(0)
             for other in waiting:
                 other.result()
@@ -298,29 +462,32 @@ def _program(network: LanguageModel, precision: Precision = "float32") -> Progra
 
 
 @cache
-def _load(source: str) -> tuple[Path, Callable[..., int]]:
-    """Write a generated file where the user's caches are, and import it; Numba keeps what it compiles beside it."""
-    made_of = Path(__file__).with_name("lanes.py").read_bytes() + source.encode()
-    name = f"elman_step_{hashlib.sha256(made_of).hexdigest()[:24]}"
+def _load(source: str) -> tuple[Path, int]:
+    """Write a generated file where the user's caches are; the file, and the address of its compiled step."""
+    name = f"elman_step_{hashlib.sha256(native.sources().encode() + source.encode()).hexdigest()[:24]}"
+    native.kernels()  # which the step calls
+    path = native.folder() / f"{name}.py"
     try:
-        path = _written(cache_folder() / "engine" / f"{name}.py", source)
+        _write(path, source)
     except OSError:  # the folder cannot be written: it is compiled anew in each process
-        path = _written(Path(tempfile.mkdtemp(prefix="elman-engine-")) / f"{name}.py", source)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ElmanError(f"the generated file {str(path)!r} cannot be imported")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Numba's cache looks it up there
-    spec.loader.exec_module(module)
-    return path, module.step
+        path = Path(tempfile.mkdtemp(prefix="elman-engine-")) / f"{name}.py"
+        _write(path, source)
+
+    def compiled() -> dict[str, Compiled]:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ElmanError(f"the generated file {str(path)!r} cannot be imported")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return {"step": native.compiled(module.step, tuple(STEP.values()), "int64")}
+
+    found = native.kept(path.with_name(f"{name}.{native.machine()}.code"), compiled)
+    return path, native.link(found["step"])
 
 
-def _written(path: Path, source: str) -> Path:
+def _write(path: Path, source: str) -> None:
     if not path.is_file() or path.read_text(encoding="utf-8") != source:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            file.write(source)
-        Path(file.name).replace(path)
-    return path
+        native.write(path, source.encode())
 
 
 AnyStepper: TypeAlias = Engine | TorchStepper

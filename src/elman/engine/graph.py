@@ -55,6 +55,7 @@ BINARY: dict[str, Callable[[Array, Array], Array]] = {
 }
 SUMS = {
     "sum": "over the last axis, which goes",
+    "largest": "the largest along the last axis, which goes",
     "matvec": "A x, or A x + b: A from parameters (..., O, I), x (..., I), b (O)",
 }
 ELEMENTWISE = frozenset({*UNARY, *BINARY})
@@ -211,6 +212,10 @@ class Builder:
         """The sum over the last axis."""
         return self._add("sum", (x,), self.shape(x)[:-1])
 
+    def largest(self, x: int) -> int:
+        """The largest along the last axis."""
+        return self._add("largest", (x,), self.shape(x)[:-1])
+
     def matvec(self, matrix: int, x: int, bias: int | None = None) -> int:
         """``A x + b``."""
         of_matrix, of_x = self.shape(matrix), self.shape(x)
@@ -283,6 +288,8 @@ def _value(node: Node, x: list[Array], arrays: Mapping[str, Array]) -> Array:
         return x[0][x[1]]
     if node.op == "sum":
         return x[0].sum(-1)
+    if node.op == "largest":
+        return x[0].max(-1)
     if node.op == "matvec":
         return (x[0] @ x[1][..., None])[..., 0] + (x[2] if len(x) > 2 else 0)
     raise KeyError(node.op)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from elman.engine.graph import ELEMENTWISE, VIEWS, Graph, Node, Shape, size_of
+from elman.engine.native import STEP
 from elman.engine.packing import BLOCK, LANES, MAX_CODE, Form, Packed, packed_size, round_up
 from elman.engine.trace import CannotLower
 
@@ -24,26 +25,6 @@ Precision: TypeAlias = Literal["float32", "int8"]
 
 _MAX_INPUT = 32767
 """Of the 16 bits that inputs have where matrices have eight; less where a sum of so many could overflow 32 bits."""
-
-ARGUMENTS = {
-    "numbers": "float32[::1]",
-    "codes": "int8[::1]",
-    "tokens": "int64[::1]",
-    "ints": "int64[:, ::1]",
-    "state": "float32[:, ::1]",
-    "new_ints": "int64[:, ::1]",
-    "new_state": "float32[:, ::1]",
-    "logits": "float32[:, ::1]",
-    "work": "float32[::1]",
-    "shared": "float32[::1]",
-    "inputs": "int16[::1]",
-    "input_scales": "float32[::1]",
-    "arrivals": "int64[::1]",
-    "rows": "int64",
-    "thread": "int64",
-    "threads": "int64",
-}
-"""What a generated step takes, in this order, and of which types: arrays without gaps."""
 
 
 class Place(NamedTuple):
@@ -90,6 +71,8 @@ class Program:
     """Whether each thread writes its own part of the logits, and not all of them."""
     weight_bytes: int = 0
     """What is read of matrices in a step."""
+    num_meetings: int = 0
+    """How often threads wait for each other in a step."""
 
 
 def lower(graph: Graph, shapes: Mapping[str, Shape], precision: Precision = "float32") -> Program:
@@ -141,7 +124,6 @@ class _Writer:
         self._checked: dict[tuple[str, int], None] = {}
         self._zeros = 0
         self._quantised = ""
-        self._meetings = 0
         self._waiting = False
         self._units: list[_Unit] = []
         self._unit_of: dict[int, int] = {}
@@ -161,7 +143,7 @@ class _Writer:
         """Elements that only a sum looks at, which computes them itself; each with its sum."""
         found: dict[int, int] = {}
         for total, node in self._dynamic():
-            if node.op != "sum":
+            if node.op not in _TOTALS:
                 continue
             shape = self.nodes[node.inputs[0]].shape
             allowed = {total}
@@ -328,7 +310,7 @@ class _Writer:
         if unit.kind == "loop":
             stores = [(i, self._allocate(i)) for i in unit.nodes if self._is_stored(i)]
             self._loop(unit.shape, unit.nodes, stores)
-        elif unit.kind == "sum":
+        elif unit.kind in _TOTALS:
             inside = sorted(i for i, total in self._inlined.items() if total == index)
             self._loop(self.nodes[self.nodes[index].inputs[0]].shape, inside, [], (index, self._allocate(index)))
         elif unit.kind == "matvec":
@@ -359,9 +341,9 @@ class _Writer:
     def _meet_for(self, inputs: Sequence[int]) -> None:
         """All threads wait for each other where a product is read that they computed together."""
         if self._waiting and any(self.nodes[self._base(i)].op == "matvec" for i in inputs):
-            self._meetings += 1
+            self.program.num_meetings += 1
             self._waiting = False
-            self.lines.append(f"    meet(arrivals, {self._meetings}, threads)")
+            self.lines.append(f"    meet(arrivals, met + {self.program.num_meetings}, threads)")
 
     def _loop(
         self,
@@ -370,7 +352,7 @@ class _Writer:
         stores: Sequence[tuple[int, Place]],
         total: tuple[int, Place] | None = None,
     ) -> None:
-        """A loop over elements: compute nodes, store some; or add all of the last axis up."""
+        """A loop over elements: compute nodes, store some; or add all of the last axis up, or find the largest."""
         inside = set(nodes)
         read = [i for index in nodes for i in self.nodes[index].inputs] + [i for i, _ in stores]
         summed = -1 if total is None else self.nodes[total[0]].inputs[0]
@@ -405,8 +387,9 @@ class _Writer:
         for k, place in enumerate(places[: len(leaves)]):
             if place.strides[-1] == 0:
                 out.append(f"{pad}x{k} = spread({place.array}, at{k})")
+        begin, join, fill, finish = _TOTALS["sum" if total is None else self.nodes[total[0]].op]
         if total is not None:
-            out.append(f"{pad}so_far = splat(0.0)")
+            out.append(f"{pad}so_far = splat({begin})")
         whole = shape[-1] // LANES * LANES
 
         def body(pad: str, count: int) -> None:
@@ -423,8 +406,8 @@ class _Writer:
             for k, (i, place) in enumerate(stores, len(leaves)):
                 out.append(f"{pad}store{first}({place.array}, at{k} + i, {name(i)}{more})")
             if total is not None:
-                value = f"keep_first({name(summed)}{more})" if more else name(summed)
-                out.append(f"{pad}so_far = add(so_far, {value})")
+                value = f"keep_first({name(summed)}, {fill}{more})" if more else name(summed)
+                out.append(f"{pad}so_far = {join}(so_far, {value})")
 
         if whole:
             out.append(f"{pad}for i in range(0, {whole}, {LANES}):")
@@ -433,7 +416,7 @@ class _Writer:
             out.append(f"{pad}i = {whole}")
             body(pad, shape[-1] - whole)
         if total is not None:
-            out.append(f"{pad}store_first({targets[-1].array}, at{len(places) - 1}, splat(total(so_far)), 1)")
+            out.append(f"{pad}store_first({targets[-1].array}, at{len(places) - 1}, splat({finish}(so_far)), 1)")
         self._call([place.array for place in places], out, [place.offset for place in places])
 
     def _call(self, names: Sequence[str], body: Sequence[str], offsets: Sequence[int]) -> None:
@@ -478,7 +461,7 @@ class _Writer:
             return ["tokens[row]"]
         if node.op == "state":
             part = self.program.parts[node.detail]
-            return [f"ints[row, {part.offset + i}]" for i in range(size_of(node.shape))]
+            return [f"ints[row * {self.program.ints_size} + {part.offset + i}]" for i in range(size_of(node.shape))]
         if node.op == "concat" and len(node.shape) == 1:
             return [name for i in node.inputs for name in self._elements(i)]
         if node.op == "slice" and len(node.shape) == 1:
@@ -490,7 +473,7 @@ class _Writer:
     def _write_integers(self, index: int, part: Part) -> None:
         self.lines.append("    for row in range(rows):")
         for position, name in enumerate(self._elements(index)):
-            self.lines.append(f"        new_ints[row, {part.offset + position}] = {name}")
+            self.lines.append(f"        new_ints[row * {self.program.ints_size} + {part.offset + position}] = {name}")
 
     def _matvec(self, index: int) -> None:
         node = self.nodes[index]
@@ -544,6 +527,12 @@ class _Writer:
         return "ZEROS"
 
 
+_LOWEST = -3.4028234663852886e38
+_TOTALS = {
+    "sum": (0.0, "add", "splat(0.0)", "total"),
+    "largest": (_LOWEST, "maximum", f"splat({_LOWEST})", "largest"),
+}
+"""Along an axis: what it begins with, how numbers are taken in, what stands for none, what is done at the end."""
 _NAMES = {"abs": "absolute"}
 _LENGTHS = {"work": "WORK", "shared": "SHARED"}
 """Lengths of rows that are known when all is written."""
@@ -621,10 +610,10 @@ def _source(program: Program, lengths: Mapping[str, int], loops: Sequence[str], 
     constants = "\n".join(f"{name} = {value}" for name, value in lengths.items())
     return (
         f'"""One step of a model, written by Elman from the graph below; matrices in {program.precision}."""\n\n'
-        "from numba import njit\nfrom numba.extending import register_jitable\n\n"
+        "from numba.extending import register_jitable\n\n"
+        "from elman.engine.kernels import meet, product, product_of_bytes, quantise\n"
         "from elman.engine.lanes import *\n\n"
         f"{graph}\n\n{constants}\n\n\n"
         f"{''.join(loops)}"
-        f'@njit("int64({", ".join(ARGUMENTS.values())})", nogil=True, cache=True)\n'
-        f"def step({', '.join(ARGUMENTS)}):\n" + "\n".join(lines) + "\n    return 0\n"
+        f"def step({', '.join(STEP)}):\n" + "\n".join(lines) + "\n    return 0\n"
     )

@@ -347,7 +347,8 @@ def _index(r: _Recorder, table: Tensor, indices: Sequence[Tensor | None]) -> int
 def _embedding(r: _Recorder, table: Tensor, index: Tensor, *others: Any) -> int:
     if r.builder.nodes[r.node(table)].op != "parameter" or r.builder.nodes[r.node(index)].op == "parameter":
         raise CannotLower("its step looks something up that is no parameter, or at a place that is fixed")
-    return r.builder.row(r.node(table), r.node(index))
+    found = r.builder.row(r.node(table), r.node(index))
+    return r.builder.reshape(found, short((*index.shape, *table.shape[1:])))
 
 
 def _sum_over(r: _Recorder, x: int, axis: int) -> int:
@@ -393,6 +394,41 @@ def _sum(r: _Recorder, x: Tensor, dims: Sequence[int] | None = None, keepdim: bo
 def _mean(r: _Recorder, x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False, **more: Any) -> int:
     count = math.prod(x.shape[dim] for dim in dims) if dims else x.numel()
     return r.builder.apply("mul", _sum(r, x, dims, keepdim), r.node(1 / count))
+
+
+def _largest_over(r: _Recorder, x: int, axis: int) -> int:
+    """The largest along one axis, which stays with size 1."""
+    b, shape = r.builder, r.builder.shape(x)
+    if -axis > len(shape):
+        return x
+    kept = (*shape[:axis], 1, *shape[len(shape) + axis + 1 :])
+    last = x
+    if axis != -1:
+        order = [position for position in range(len(shape)) if position != len(shape) + axis]
+        last = b.transpose(x, (*order, len(shape) + axis))
+    return b.reshape(b.largest(last), kept)
+
+
+def _above_log_sum(r: _Recorder, x: int, axis: int) -> tuple[int, int]:
+    """What is subtracted from x along an axis, so that none is above 0, and the logarithm of the sum of e^ the rest."""
+    b = r.builder
+    highest = _largest_over(r, x, axis)
+    return highest, b.apply("log", _sum_over(r, b.apply("exp", b.apply("sub", x, highest)), axis))
+
+
+def _log_softmax(r: _Recorder, x: Tensor, dim: int, half_to_float: bool) -> int:
+    a = r.node(x)
+    highest, log_sum = _above_log_sum(r, a, dim if dim < 0 else dim - x.dim())
+    return r.builder.apply("sub", r.builder.apply("sub", a, highest), log_sum)
+
+
+def _log_sum_exp(r: _Recorder, x: Tensor, dims: Sequence[int], keepdim: bool = False) -> int:
+    if len(dims) != 1:
+        raise CannotLower("its step takes a logarithm of a sum over several axes at once; accepted: one")
+    dim = dims[0] % x.dim()
+    found = r.builder.apply("add", *_above_log_sum(r, r.node(x), dim - x.dim()))
+    shape = [1 if d == dim else s for d, s in enumerate(x.shape) if keepdim or d != dim]
+    return r.builder.reshape(found, short(shape))
 
 
 def _scaled(r: _Recorder, x: int, weight: Tensor | None, bias: Tensor | None) -> int:
@@ -502,6 +538,8 @@ _FORMS: dict[str, _Form] = {
     "embedding": _embedding,
     "sum": _sum,
     "mean": _mean,
+    "_log_softmax": _log_softmax,
+    "logsumexp": _log_sum_exp,
     "native_layer_norm": _layer_norm,
     "_fused_rms_norm": _rms_norm,
     "mm": _product,
