@@ -15,7 +15,8 @@ Shape letters: B rows, T time, V vocabulary, N tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -37,6 +38,7 @@ Verdict: TypeAlias = Literal["none", "decoding", "training", "data"]
 TEMPERATURES = (0.0, 0.3, 0.8, 1.0)
 """Greedy first, a fair draw last."""
 
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 _SHARE_THAT_LOOPS = 0.2
 _N = {"char": 20, "byte": 20, "word": 6, "bpe": 8}
 """Length of the n-grams: so long that they seldom recur by chance."""
@@ -81,6 +83,8 @@ class Drawn:
     """Means over the texts; period and begin are those of the one that repeats itself most."""
     entropy: tuple[float, ...]
     """Of the model's distribution at temperature 1, in nats, mean over each quarter of the texts."""
+    corpus_words: float | None
+    """Share of the words that stand in the training text; None where there are no words."""
     example: str
     """The end of the text that repeats itself most."""
 
@@ -140,6 +144,20 @@ def distinct_ngrams(tokens: Ids, n: int) -> float:
         return 1.0
     keys = _ngram_keys(tokens, n)
     return len(np.unique(keys)) / len(keys)
+
+
+def words_in(text: str) -> list[str]:
+    """The words of a text, without capitals: letters, with an apostrophe inside or none."""
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def share_of_corpus_words(texts: Iterable[str], corpus_words: Set[str]) -> float | None:
+    """The share of the words of some texts that stand in the corpus: near 1 once a model can spell.
+
+    The first and the last word of each text may be cut off, and do not count. None where no word is left.
+    """
+    written = [word for text in texts for word in words_in(text)[1:-1]]
+    return sum(word in corpus_words for word in written) / len(written) if written else None
 
 
 def _ngram_keys(tokens: Ids, n: int) -> npt.NDArray[np.int64]:
@@ -212,8 +230,9 @@ def diagnose_model(bundle: Bundle, train: Ids, *, num_tokens: int, num_samples: 
     train = np.array(train[:_MAX_CORPUS_TOKENS], np.int64)
     if len(train) < 2 * num_tokens:
         raise UserError(f"the training text has {len(train)} tokens, too few to hold texts of {num_tokens} against it")
+    corpus_words = set(words_in(bundle.tokenizer.decode(train)))
     drawn = tuple(
-        _draw(bundle, temperature, num_tokens, num_samples if temperature else 1, seed, n)
+        _draw(bundle, temperature, num_tokens, num_samples if temperature else 1, seed, n, corpus_words)
         for temperature in TEMPERATURES
     )
     starts = np.linspace(0, len(train) - num_tokens, _NUM_WINDOWS).astype(int)
@@ -223,7 +242,15 @@ def diagnose_model(bundle: Bundle, train: Ids, *, num_tokens: int, num_samples: 
     return Diagnosis(_verdict(drawn, corpus, duplicates), n, drawn, corpus, duplicates)
 
 
-def _draw(bundle: Bundle, temperature: float, num_tokens: int, num_samples: int, seed: int, n: int) -> Drawn:
+def _draw(
+    bundle: Bundle,
+    temperature: float,
+    num_tokens: int,
+    num_samples: int,
+    seed: int,
+    n: int,
+    corpus_words: Set[str],
+) -> Drawn:
     # A text that ends early says nothing about loops, so the boundary is put off.
     settings = SamplingConfig(max_new_tokens=num_tokens, min_new_tokens=num_tokens, temperature=temperature, top_p=1.0)
     texts = generate_batch(bundle, [""] * num_samples, seeds=range(seed, seed + num_samples), settings=settings)
@@ -231,7 +258,8 @@ def _draw(bundle: Bundle, temperature: float, num_tokens: int, num_samples: int,
     found = [repetition(one, n) for one in tokens]
     worst = max(range(len(found)), key=lambda index: found[index].repeated)
     example = bundle.tokenizer.decode(tokens[worst][-min(num_tokens, 8 * n) :])
-    return Drawn(temperature, _mean(found), entropy_along(bundle, tokens), example)
+    known = share_of_corpus_words((text.text for text in texts), corpus_words)
+    return Drawn(temperature, _mean(found), entropy_along(bundle, tokens), known, example)
 
 
 def entropy_along(bundle: Bundle, texts: Sequence[Ids]) -> tuple[float, ...]:

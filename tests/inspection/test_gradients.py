@@ -1,0 +1,228 @@
+"""The report on runs and on new networks: what it says in words, along training, and from the log."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from elman.errors import ConfigError, TextError, UserError
+from elman.inspection.gradients import (
+    Study,
+    clipping_of,
+    inspect_gradients,
+    inspect_kinds,
+    saturation,
+    state_map,
+    study,
+)
+from elman.inspection.gradients_page import gradients_page
+from elman.inspection.watching import in_float64, places
+from elman.judge import find_subject
+from elman.models.contract import LanguageModel
+from elman.models.file import load_model
+from elman.models.kinds import build_model, model_config
+from elman.training.folder import Run
+from elman.training.run import train
+
+TOKENS = np.concatenate([[0], np.random.default_rng(1).integers(1, 5, 400)])
+
+
+def network_of(kind: str = "elman", **settings: object) -> LanguageModel:
+    config = model_config({"kind": kind, "hidden_size": 6, "embedding_size": 6, **settings})
+    return build_model(config, 5, seed=1, dtype=torch.float64)
+
+
+def scaled(factor: float) -> LanguageModel:
+    """A vanilla network at zero, where it is linear, with a recurrent matrix of one singular value."""
+    network = network_of()
+    network.get_parameter("embedding").data.zero_()
+    network.get_parameter("layers.0.weight_hh").data.mul_(factor)
+    return network
+
+
+def verdict_of(network: LanguageModel, **options: object) -> Study:
+    return study("it", network, TOKENS, 100, 3, whole=False, **options)
+
+
+def test_a_gradient_that_vanishes_is_told_with_what_would_help():
+    found = verdict_of(scaled(0.8))
+    assert found.verdict.trend == "vanishes"
+    assert found.verdict.ratio == pytest.approx(0.8**99, rel=0.05)
+    assert found.verdict.hundredth_left_at == math.ceil(1 + math.log(0.01) / math.log(0.8))
+    assert "a gated kind (lstm, gru, mingru) has one" in found.verdict.words
+    assert "clipping does nothing against it" in found.verdict.words
+    assert "recurrent_init" not in found.verdict.words
+    assert found.by_lag[1] == 1.0
+
+
+def test_a_gradient_that_explodes_is_told_with_what_would_help():
+    found = verdict_of(scaled(1.1))
+    assert found.verdict.trend == "explodes"
+    assert "clipping bounds what it does to the weights" in found.verdict.words
+    assert "clipping does nothing" not in found.verdict.words
+    uniform = scaled(1.1)
+    uniform.config = uniform.config.model_copy(update={"recurrent_init": "uniform"})
+    assert "model.recurrent_init orthogonal" in verdict_of(uniform).verdict.words
+
+
+def test_a_gradient_that_lives_is_told_so():
+    found = verdict_of(scaled(1.0))
+    assert found.verdict.trend == "is kept"
+    assert "clipping" not in found.verdict.words
+
+
+def test_a_forget_gate_that_shuts_is_named():
+    found = verdict_of(network_of("lstm", forget_bias=-2.0))
+    assert found.verdict.trend == "vanishes"
+    assert "a higher model.forget_bias" in found.verdict.words
+
+
+def test_the_map_of_the_state_of_a_linear_network(linear_network):
+    network = linear_network([[0.9, 0.0], [0.0, 0.5]])
+    tokens = np.tile([0, 1, 2], 60)
+    found = state_map(network, places(network, tokens, 2, 110))
+    assert found.is_complete
+    assert found.spectral_radius == pytest.approx(0.9)
+    assert found.products[1] == pytest.approx([math.log10(0.9), math.log10(0.5)])
+    assert found.products[100] == pytest.approx([100 * math.log10(0.9), 100 * math.log10(0.5)])
+    assert found.exponents == pytest.approx([math.log(0.9), math.log(0.5)], abs=1e-6)
+
+
+def test_of_a_large_state_the_largest_alone_are_looked_at(monkeypatch):
+    network = network_of("lstm")
+    chosen = places(network, TOKENS, 2, 12)
+    whole = state_map(network, chosen)
+    monkeypatch.setattr("elman.inspection.gradients._NUM_DIRECTIONS", 3)
+    monkeypatch.setattr("elman.inspection.gradients._MAX_MATRIX", 11)
+    part = state_map(network, chosen)
+    assert (whole.size, whole.is_complete, part.is_complete, part.spectral_radius) == (12, True, False, None)
+    assert set(part.products) == {1, 10}
+    assert part.products[10] == pytest.approx(whole.products[10][:3], abs=0.02)
+    assert len(whole.products[10]) == 12
+    assert part.exponents == whole.exponents
+
+
+def test_gates_are_counted_where_they_stand():
+    network = in_float64(network_of("lstm"))
+    bias = network.get_parameter("layers.0.bias").data
+    network.get_parameter("layers.0.weight_ih").data.zero_()
+    network.get_parameter("layers.0.weight_hh").data.zero_()
+    bias[:6], bias[6:9], bias[9:12], bias[18:] = -5.0, 5.0, 0.0, 0.0  # input shut, half of the forget gates open
+    found = {gate.name: gate for gate in saturation(network, TOKENS)}
+    assert "0.input_gate" not in found  # one value throughout: nothing is known of its range
+    network.get_parameter("layers.0.weight_ih").data.normal_(0, 0.01, generator=torch.Generator().manual_seed(0))
+    found = {gate.name: gate for gate in saturation(network, TOKENS)}
+    assert (found["0.input_gate"].low, found["0.input_gate"].high) == (1.0, 0.0)
+    assert (found["0.forget_gate"].low, found["0.forget_gate"].high) == (0.0, 0.5)
+    assert (found["0.forget_gate"].stuck, found["0.forget_gate"].units) == (3, 6)
+    assert found["0.candidate"].range == "-1 to 1"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gradients")
+    text = folder / "text.txt"
+    text.write_text("the cat sat on the mat; a dog saw the moon.\n" * 60, encoding="utf-8")
+    done = train(
+        text,
+        out=folder / "run",
+        seed=3,
+        model={"kind": "lstm", "hidden_size": 8, "embedding_size": 4},
+        training={"max_updates": 6, "batch_size": 4, "bptt": 16, "max_grad_norm": 0.5, "learning_rate": 0.02},
+        evaluation={"every_updates": 6},
+        sampling={"max_new_tokens": 1},
+        checkpoint={"every_updates": 2, "keep": 9},
+    )
+    return done.path
+
+
+def test_a_run_is_followed_from_its_first_weights_to_its_model(run):
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    report = inspect_gradients([run], max_lag=20, num_places=2)
+    assert [one.name for one in report.studies] == [
+        "at initialisation",
+        "update 2",
+        "update 4",
+        "update 6",
+        "the model",
+    ]
+    first, last = report.studies[0], report.studies[-1]
+    assert report.studies[-2].gradient == last.gradient
+    assert first.gradient != last.gradient
+    assert {one.name for one in first.matrices} == {"layers.0.weight_ih", "layers.0.weight_hh"}
+    assert not report.studies[1].matrices
+    assert "beyond 16 steps, where training.bptt cuts it off" in last.verdict.words
+    assert report.clipping is not None
+    assert report.clipping.num_updates == 6
+    norms = [record["grad_norm"] for record in Run.open(run).records() if record["kind"] == "update"]
+    assert report.clipping.num_clipped == sum(norm > 0.5 for norm in norms)
+    assert report.clipping.largest_norms == tuple(norms)
+    assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["split"] == "test"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+
+
+def test_initial_weights_are_those_that_training_began_with(run):
+    bundle = load_model(run)
+    tokens = find_subject(run, bundle).tokens.tokens
+    network = build_model(bundle.network.config, bundle.network.vocab_size, seed=3, dtype=torch.float32)
+    expected = study("new", network, tokens, 10, 2, whole=False)
+    assert inspect_gradients([run], max_lag=10, num_places=2).studies[0].gradient == expected.gradient
+
+
+def test_several_models_are_held_against_each_other_on_one_text(run, tmp_path):
+    model = run / "model.safetensors"
+    other = tmp_path / "other.txt"
+    other.write_text("a cat and a dog; the moon.\n" * 4, encoding="utf-8")
+    report = inspect_gradients([run, model], other, max_lag=20, num_places=2)
+    assert [one.name for one in report.studies] == [str(run), str(model)]
+    assert report.studies[0].gradient == report.studies[1].gradient
+    assert Path(report.corpus).name == "other.txt"
+    assert report.clipping is None
+    with pytest.raises(TextError, match="400 in a row and one more"):
+        inspect_gradients([run], other)
+    with pytest.raises(UserError, match="without its corpus"):
+        inspect_gradients([model])
+    with pytest.raises(UserError, match="accepted: 2 lags and more"):
+        inspect_gradients([run], max_lag=1)
+
+
+def test_new_networks_of_several_kinds_and_their_page(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat; a dog saw the moon.\n" * 20, encoding="utf-8")
+    kinds = ["elman", "mingru", "transformer"]
+    report = inspect_kinds(kinds, text, hidden_size=8, max_lag=12, num_places=2)
+    assert [one.kind for one in report.studies] == kinds
+    assert [one.state_map is None for one in report.studies] == [False, False, True]
+    html = gradients_page(report).html()
+    assert html.count("<svg") > 5
+    for kind in kinds:
+        assert kind in html
+    with pytest.raises(UserError, match="'window' carries tokens alone"):
+        inspect_kinds(["window"], text)
+    with pytest.raises(ConfigError, match="did you mean 'lstm'"):
+        inspect_kinds(["lstn"], text)
+
+
+def test_the_page_of_a_run_shows_the_log(run):
+    html = gradients_page(inspect_gradients([run], max_lag=6, num_places=2)).html()
+    assert "Gradients while it trained" in html
+    assert "training.max_grad_norm" in html
+    assert "by the additive way alone" in html
+
+
+def test_a_log_without_updates_says_nothing(run, tmp_path):
+    (tmp_path / "run.toml").write_bytes((run / "run.toml").read_bytes())
+    other = Run.open(tmp_path)
+    assert clipping_of(other, other.config()) is None
+
+
+def test_what_is_asked_for_alone_is_computed_alone():
+    found = study("it", network_of(), TOKENS, 10, 2, whole=False)
+    assert (found.matrices, found.state_map, found.saturation) == ((), None, ())
+    assert replace(found, name="other").by_lag == found.by_lag

@@ -1,0 +1,124 @@
+"""Maps, dimensions and matches on states whose form is known."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from elman.errors import UserError
+from elman.inspection.states import participation_ratio, principal_axes, states_along
+from elman.inspection.states_page import states_page
+
+
+@pytest.fixture(scope="module")
+def model(planted):
+    return planted.bundle()
+
+
+@pytest.fixture(scope="module")
+def tokens(model, planted):
+    return planted.tokens(model)
+
+
+@pytest.fixture(scope="module")
+def found(model, tokens):
+    return states_along(model, tokens)
+
+
+def test_the_dimension_of_known_clouds():
+    rng = np.random.default_rng(1)
+    line = np.outer(rng.standard_normal(500), rng.standard_normal(20))
+    assert participation_ratio(line) == pytest.approx(1)
+    q, _ = np.linalg.qr(rng.standard_normal((500, 7)) - 0.0)
+    centred = q - q.mean(0)
+    assert participation_ratio(centred) == pytest.approx(7, rel=0.02)
+    for wide in (centred, centred[:5]):
+        variances = np.linalg.svd(wide - wide.mean(0), compute_uv=False) ** 2
+        assert participation_ratio(wide) == pytest.approx(variances.sum() ** 2 / (variances**2).sum())
+    assert participation_ratio(np.ones((5, 3))) == 0
+
+
+def test_the_axes_are_those_of_the_covariance():
+    rng = np.random.default_rng(2)
+    points = rng.standard_normal((80, 6)) * [5, 3, 1, 1, 0.5, 0.1]
+    points -= points.mean(0)
+    values, vectors = np.linalg.eigh(points.T @ points)
+    flat = principal_axes(points)
+    for axis in (0, 1):
+        expected = points @ vectors[:, -1 - axis]
+        assert np.abs(flat[:, axis]) == pytest.approx(np.abs(expected))
+        assert flat[np.abs(flat[:, axis]).argmax(), axis] > 0
+    assert (flat**2).sum(0) == pytest.approx(values[::-1][:2])
+    assert principal_axes(np.zeros((4, 1))).tolist() == [[0, 0]] * 4
+
+
+def test_a_span_inside_quotes_finds_others_there(model, tokens, planted):
+    start = planted.text().index("“") + 1
+    span = planted.text()[start - 1 : start + 3]
+    found = states_along(model, tokens, part="0.h", span=span)
+    assert (found.span.at, found.span.start) == (span, start)  # the boundary is token 0
+    assert planted.QUOTES in found.span_units
+    assert found.alike_spans
+    for place in found.alike_spans:
+        assert place.similarity >= 0.6
+        assert place.end <= found.span.start or place.start >= found.span.end
+
+
+def test_similar_moments_are_those_of_the_highest_cosine(found, model, tokens, planted):
+    assert len(found.alike_moments) == 8
+    cosines = [place.similarity for place in found.alike_moments]
+    assert cosines == sorted(cosines, reverse=True)
+    assert max(cosines) <= 1 + 1e-5
+    matrix = np.array(found.side_by_side)
+    assert matrix == pytest.approx(matrix.T)
+    assert np.diag(matrix) == pytest.approx(np.ones(len(matrix)), abs=1e-3)
+    assert found.dimensions[0].units == 12
+    assert 1 < found.dimensions[0].effective < 12
+    assert sum(found.dimensions[0].explained) <= 1 + 1e-9
+
+
+def test_other_maps_where_their_library_is_installed(model, tokens, monkeypatch):
+    class TSNE:
+        def __init__(self, random_state: int) -> None:
+            self.random_state = random_state
+
+        def fit_transform(self, points: np.ndarray) -> np.ndarray:
+            return np.full((len(points), 2), float(self.random_state))
+
+    manifold = types.ModuleType("sklearn.manifold")
+    manifold.TSNE = TSNE
+    monkeypatch.setitem(sys.modules, "sklearn", types.ModuleType("sklearn"))
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", manifold)
+    found = states_along(model, tokens[:2000], method="tsne", seed=4)
+    assert {(moment.x, moment.y) for moment in found.moments} == {(4.0, 4.0)}
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(match="umap-learn"):
+        states_along(model, tokens[:2000], method="umap")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"part": "0.c"}, "carries no '0.c'"),
+        ({"span": "not in it”“"}, "does not occur"),
+        ({"span": "ZZ"}, "holds nothing"),
+    ],
+)
+def test_bad_input_gets_one_line(model, tokens, arguments, words):
+    with pytest.raises(UserError, match=words):
+        states_along(model, tokens, **arguments)
+
+
+def test_a_text_too_short_is_refused(model, tokens):
+    with pytest.raises(UserError, match="takes 1,024"):
+        states_along(model, tokens[:500])
+
+
+def test_json_and_page(found):
+    assert found.to_dict()["part"] == "all"
+    html = states_page(found).html()
+    assert html.count("<figure") == 2
+    assert "Similar spans" in html
