@@ -31,8 +31,8 @@ def wide(monkeypatch):
 
 def test_train_help_shows_every_setting_and_no_other(elman, wide):
     shown = set(re.findall(r"--([\w.]+)", elman("train", "--help").out))
-    own = {"out", "preset", "config", "overwrite", "dry", "json", "tensorboard", "resume"}
-    assert shown - own == all_settings() - {"preset"}
+    own = {"out", "preset", "config", "from", "overwrite", "dry", "json", "tensorboard", "resume"}
+    assert shown - own == all_settings() - {"preset", "from_model"}
 
 
 def test_help_says_what_a_setting_means_its_default_and_who_has_it(elman, wide):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import elman as package
 from elman.errors import TextError, UserError
 from elman.evaluation import Evaluation
-from elman.judge import evaluate
+from elman.judge import dataset_of_run, evaluate
 from elman.metrics import Score
 
 
@@ -45,10 +46,17 @@ def test_json_has_the_keys_that_others_rely_on(elman, run):
 
 def test_baselines_stand_beside_the_model_sorted(elman, run):
     result = elman("eval", run, "--baselines", "--json").json
-    assert set(result["baselines"]) == {"uniform", "unigram", "gzip", "bzip2", "xz"}
+    ngrams = {"2-gram", "3-gram", "6-gram"}
+    assert set(result["baselines"]) == {"uniform", "unigram", "gzip", "bzip2", "xz", "zstd"} | ngrams
+    assert all(figures["words"] == result["words"] for figures in result["baselines"].values())
     assert result["baselines"]["uniform"]["perplexity"] == pytest.approx(result["vocabulary"])
     answer = elman("eval", run, "--baselines")
-    figures = {line.split()[0]: float(line.split()[-4]) for line in answer.out.splitlines() if "." in line[:40]}
+    figures = {
+        line.split()[0]: float(line.split()[-5])
+        for line in answer.out.splitlines()
+        if line.strip().startswith((*result["baselines"], "this"))
+    }
+    assert len(figures) == 10
     assert list(figures.values()) == sorted(figures.values())
     assert "the test part of" in answer.out
     assert "perplexity per" in answer.out
@@ -148,3 +156,97 @@ def test_infinite_perplexity_prints_inf_and_is_null_in_json(elman, run, monkeypa
     result = elman("eval", run, "--json").json
     assert result["perplexity"] is None
     assert result["perplexity_is_infinite"] is True
+
+
+def test_the_figures_stand_beside_their_interval_and_the_words_of_the_text(elman, run, corpus):
+    result = elman("eval", run, corpus, "--accuracy", "--json").json
+    text = corpus.read_text(encoding="utf-8")
+    assert result["words"] == len(text.split())
+    assert result["perplexity_per_word"] == pytest.approx(math.exp(result["nats_total"] / len(text.split())))
+    interval = result["interval"]
+    assert (interval["level"], interval["resamples"], interval["seed"]) == (0.95, 10_000, 0)
+    for name in ("nats_per_token", "perplexity", "bits_per_char", "bits_per_byte"):
+        low, high = interval[name]
+        assert low < result[name] < high
+    assert 0 < result["accuracy_at_1"] < result["accuracy_at_5"] < 1
+    assert sum(one["tokens"] for one in result["calibration"]) == result["tokens"]
+    answer = elman("eval", run, corpus, "--accuracy").out
+    assert "95% interval of nats/token" in answer
+    assert "right at the first guess" in answer
+
+
+def test_windows_are_asked_for_and_said(elman, run):
+    result = elman("eval", run, "--window", 16, "--json").json
+    assert (result["state_policy"], result["window"], result["stride"]) == ("window", 16, 8)
+    assert elman("eval", run, "--window", 16, "--stride", 1, "--json").json["stride"] == 1
+    assert "windows of 16 moving on by 8" in elman("eval", run, "--window", 16).out
+    for words in (["--stride", 4], ["--window", 4, "--stride", 5]):
+        answer = elman("eval", run, *words)
+        assert answer.code == 2
+        assert answer.err.count("\n") == 1
+
+
+def test_what_each_token_cost_is_written_as_json_and_as_a_page(elman, run, tmp_path):
+    lines, page = tmp_path / "tokens.jsonl", tmp_path / "text.html"
+    result = elman("eval", run, "--tokens", lines, "--html", page, "--json").json
+    tokens = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert len(tokens) == result["tokens"]
+    assert sum(token["nats"] for token in tokens) == pytest.approx(result["nats_total"], rel=1e-12)
+    assert "".join(token["text"] for token in tokens) == held_out_text(run)
+    assert "the test part of" in page.read_text(encoding="utf-8")
+    answer = elman("eval", run, "--tokens", tmp_path / "no" / "tokens.jsonl")
+    assert answer.code == 2
+    assert answer.err.count("\n") == 1
+
+
+def held_out_text(run: Path) -> str:
+    dataset = dataset_of_run(run)
+    return dataset.tokenizer.decode(dataset.test.tokens[1:])
+
+
+def test_models_that_learn_stand_in_columns_of_their_own(elman, run, monkeypatch):
+    monkeypatch.setattr("elman.adaptation.LEARNING_RATES", (1e-4, 1e-3))
+    monkeypatch.setattr("elman.adaptation.DECAYS", (1e-3,))
+    plain = elman("eval", run, "--json").json
+    assert (plain["dynamic"], plain["cache"]) == (None, None)
+    result = elman("eval", run, "--dynamic", "--cache", "--json").json
+    assert result["nats_total"] == plain["nats_total"]
+    assert result["dynamic"]["tuned_on"] == result["cache"]["tuned_on"] == "the beginning of the valid part"
+    assert result["dynamic"]["tokens"] == result["cache"]["tokens"] == plain["tokens"]
+    assert result["dynamic"]["settings"].keys() == {"learning_rate", "decay", "segment_length"}
+    assert result["cache"]["settings"].keys() == {"size", "flatness", "weight"}
+    assert result["dynamic"]["nats_total"] != plain["nats_total"]
+    of_valid = elman("eval", run, "--split", "valid", "--cache", "--json").json["cache"]
+    assert of_valid["tuned_on"].startswith("the end of the train part")
+    answer = elman("eval", run, "--dynamic", "--cache").out
+    assert "dynamic: learning rate" in answer
+    assert "with a cache: size" in answer
+
+
+@pytest.mark.parametrize("words", [["--state", "reset"], ["--window", "8"]])
+def test_models_that_learn_need_one_stream(elman, run, words):
+    answer = elman("eval", run, "--dynamic", *words)
+    assert answer.code == 2
+    assert "learn from one stream" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_an_ngram_cannot_learn_while_it_is_judged(elman, corpus, tmp_path):
+    out = tmp_path / "run"
+    assert elman("train", corpus, "--out", out, "--model.kind", "ngram", "--model.order", 3).code == 0
+    answer = elman("eval", out, "--cache")
+    assert answer.code == 2
+    assert "neither gradients nor features" in answer.err
+    assert elman("eval", out, "--accuracy", "--json").json["accuracy_at_1"] > 0.3
+
+
+def test_unknown_words_have_a_rate_and_a_price(elman, corpus, tmp_path, tiny):
+    out = tmp_path / "run"
+    assert (
+        elman("train", corpus, "--out", out, *tiny, "--tokenizer.level", "word", "--tokenizer.max_size", 12).code == 0
+    )
+    result = elman("eval", out, "--json").json
+    assert result["unknown_rate"] == pytest.approx(result["unknown_tokens"] / result["tokens"])
+    assert result["unknown_kinds"] > 3
+    assert result["adjusted_perplexity"] > result["perplexity"]
+    assert "of the tokens are <unk>; perplexity that has to say which one each is" in elman("eval", out).out

@@ -68,6 +68,10 @@ def test_a_prompt_file_is_read_as_the_training_text_was(elman, run, tmp_path, mo
         (["--num-beams", "2", "--top-k", "3"], "top_k has no meaning for num_beams 2"),
         (["--load-state", "missing"], "'missing' cannot be read"),
         (["--interactive", "--json"], "--interactive writes in turns"),
+        (["--interactive", "--num-beams", "3"], "--num-beams has no meaning with --interactive"),
+        (["--interactive", "--max-new-tokens", "3"], "--max-new-tokens has no meaning with --interactive"),
+        (["--num-beams", "3", "--seed", "0"], "--seed has no meaning with --num-beams"),
+        (["--num-beams", "3", "--temperature", "0.5"], "--temperature has no meaning with --num-beams"),
     ],
 )
 def test_a_prompt_or_setting_that_cannot_be_is_one_line_and_nothing_is_printed(elman, run, words, expected):
@@ -180,6 +184,24 @@ def test_a_text_is_written_in_turns(elman, run, tmp_path, monkeypatch):
     assert "take back the last step" in turns[8]
 
 
+def test_settings_of_several_values_are_set_and_taken_back_in_turns(elman, run, monkeypatch):
+    said = "show 99\nbad-words 'the cat' a e\nsuppress-tokens 5 6\nbad-words\nsuppress-tokens\nlogit-bias e=50 a=40\n"
+    turns = in_turns(elman, monkeypatch, run, said, "--prompt", "the ").out.split("> ")
+    every, without, fewer, more, again, biased = (turn.split("\n")[1:-1] for turn in turns[1:7])
+    assert len(every) - len(without) == 2  # the cat needs more than one token
+    assert len(without) - len(fewer) == 2
+    assert len(more) - len(fewer) == 2
+    assert again == every
+    assert [line.split()[-1] for line in biased[:2]] == ["'e'", "'a'"]
+
+
+def test_a_search_names_no_seed_and_takes_eight_bits(elman, run):
+    words = ["sample", run, "--num-beams", 3, "--max-new-tokens", 6]
+    answer = elman(*words, "--engine", "int8")
+    assert "6 tokens, found by beam search, ended by" in answer.err
+    assert elman(*words, "--json").json["seed"] is None
+
+
 def test_the_end_of_the_input_ends_it_and_the_place_is_saved(elman, run, tmp_path, monkeypatch):
     state = tmp_path / "state"
     answer = in_turns(elman, monkeypatch, run, "type the\n", "--save-state", state)
@@ -201,6 +223,10 @@ def test_the_end_of_the_input_ends_it_and_the_place_is_saved(elman, run, tmp_pat
         ("temperature -1", "sampling.temperature"),
         ("top-p", "top-p needs something behind it"),
         ("save /no/such/folder/file", "cannot be written"),
+        ("num-beams 3", "num_beams has no meaning here"),
+        ("bad-words 'the", "opens a quote that nothing closes"),
+        ("suppress-tokens a", "sampling.suppress_tokens"),
+        ("logit-bias the", "no TEXT=BIAS"),
     ],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(elman, run, monkeypatch, said, message):
@@ -209,3 +235,20 @@ def test_a_mistake_is_one_line_and_changes_nothing(elman, run, monkeypatch, said
     assert message in answer.err
     assert answer.err.count("\n") == 1
     assert answer.out.count("> ") == 2
+
+
+def test_what_a_text_copies_is_said(elman, run, corpus, tmp_path):
+    answer = elman("sample", run, "--seed", 3, "--check-copies", run)
+    assert "no copy: the longest piece that stands in the training text has" in answer.err
+    result = elman("sample", run, "--seed", 3, "--check-copies", corpus, "--json").json
+    found = result["copies"]
+    assert found["text"] == result["text"][found["start"] : found["start"] + found["longest"]]
+    assert found["text"] in corpus.read_text(encoding="utf-8")
+    recited = tmp_path / "recited.txt"
+    recited.write_text("before " + result["text"] * 5 + " after", encoding="utf-8")
+    copied = elman("sample", run, "--seed", 3, "--check-copies", recited, "--json").json["copies"]
+    assert copied["longest"] == len(result["text"])
+    missing = elman("sample", run, "--check-copies", tmp_path / "nothing.txt")
+    assert missing.code == 2
+    assert "no file, folder or corpus" in missing.err
+    assert elman("sample", run, "--interactive", "--check-copies", run).code == 2

@@ -135,3 +135,14 @@ def test_a_growing_file_is_followed_line_by_line(run, environment, tmp_path):
         rest = process.stdout.read()
     assert rest == ""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("level", ["bpe", "word", "byte", "char"])
+def test_bytes_that_are_no_text_do_not_end_a_stream(elman, corpus, tiny, tmp_path, typed, level):
+    out = tmp_path / "run"
+    settings = ("--tokenizer.max-size", 300) if level == "bpe" else ()
+    elman("train", corpus, "--out", out, *tiny, "--tokenizer.level", level, *settings)
+    typed(b"the cat\xff\xc3 sat\nthe dog\n")
+    answer = elman("score", out, "--by", "line", "--json")
+    assert answer.code == 0
+    assert [json.loads(line)["line"] for line in answer.out.splitlines()] == [1, 2]

@@ -75,6 +75,21 @@ def test_resume_goes_on_to_a_new_budget(elman, corpus, tmp_path, tiny):
     assert "--training.bptt" in answer.err
 
 
+def test_a_run_starts_from_another_model_and_says_what_it_took_over(elman, run, tmp_path, tiny):
+    (tmp_path / "new.txt").write_text("1 + 2 = 3; the cat sat.\n" * 60)
+    few = [word for word in tiny if "model." not in word]
+    answer = elman("train", tmp_path / "new.txt", "--from", run, "--out", tmp_path / "run", *few)
+    assert answer.code == 0
+    assert "tokens matched by their text, " in answer.err
+    assert Run.open(tmp_path / "run").config().model.hidden_size == 12
+    assert Run.open(tmp_path / "run").origin.transfer.num_new == len(set("1+2=3"))
+    plan = elman("train", tmp_path / "new.txt", "--from", run, "--dry-run", "--json", *few).json
+    assert any("matched by their text" in notice for notice in plan["notices"])
+    refused = elman("train", tmp_path / "new.txt", "--from", run, "--out", tmp_path / "b", "--model.hidden_size=9")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "model.hidden_size 9 was given" in refused.err
+
+
 def test_a_person_s_own_cell_with_settings_of_its_own(elman, corpus, tmp_path, tiny):
     file = tmp_path / "leaky.py"
     file.write_text(

@@ -46,6 +46,12 @@ def test_targets_come_a_line_each_from_arguments_or_standard_input(elman, pairs_
     assert (result["num_beams"], result["updates"]) == (3, 12)
 
 
+def test_only_line_ends_part_sources(elman, pairs_run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("a\u2028b\r\nc\x85\x0ca\n".encode())))
+    result = elman("translate", pairs_run, "--unknown", "skip", "--json").json
+    assert [found["source"] for found in result["translations"]] == ["a\u2028b", "c\x85\x0ca"]
+
+
 def test_eval_reports_what_is_right(elman, pairs_run):
     result = elman("eval", pairs_run, "--json").json
     assert result["state_policy"] == "pairs"

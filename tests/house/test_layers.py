@@ -17,10 +17,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("data",),
     ("choosing", "beam", "reading"),
     ("evaluation", "generation", "scoring"),
-    ("settings", "translation"),
+    ("baselines", "adaptation", "surprisal", "settings", "translation"),
     ("judge", "model", "draft"),
     ("training",),
     ("inspection",),
+    ("comparison",),
     ("cli",),
     ("__main__",),
 )

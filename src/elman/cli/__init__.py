@@ -15,7 +15,7 @@ from typing import Any
 from cyclopts import App, CycloptsError
 
 import elman
-from elman.errors import ElmanError
+from elman.errors import ElmanError, LostProcessError
 
 _SIGINT, _SIGPIPE = 2, 13
 
@@ -31,14 +31,22 @@ app = App(
 for _name, _target, _help in (
     ("train", "train:train", "Train a model on a text and write its run folder."),
     ("resume", "train:resume", "Go on with a run from its newest checkpoint, as if it had never stopped."),
+    ("lr-find", "lr_find:lr_find", "Find a learning rate by a short training whose rate rises."),
+    ("bench", "bench:bench", "Measure this machine, and how fast each family trains and writes on it."),
     ("eval", "evaluate:evaluate", "Judge a model on the held-out part of its corpus, or on a text of yours."),
     ("score", "score:score", "Say how surprising a text is to a model, and where; follow a log."),
     ("sample", "sample:sample", "Draw text from a model, token by token."),
+    ("compare", "compare:compare", "Hold models against each other on equal terms, over several seeds."),
+    ("runs", "report:runs", "List runs."),
+    ("report", "report:report", "Write the page of a run: how it went, how good it is, what it writes."),
+    ("scorecard", "scorecard:scorecard", "Measure what recurrence and attention cost as texts grow."),
+    ("tune", "tune:tune", "Search for settings, ending in a run file."),
     ("diagnose", "diagnose:diagnose", "Why does it loop? Repetition in a text, or in what a model writes."),
     ("translate", "translate:translate", "Write the targets of sources with a model that was trained on pairs."),
     ("inspect", "inspect:app", "Look into a model."),
     ("export", "export:app", "Write a model in the format of other tools."),
     ("data", "data:app", "Corpora: list them, fetch them, look at a text before training."),
+    ("plan", "plan:plan", "What a training takes on one device or on many: memory, time, communication."),
     ("check", "check:check", "Run the contract suite on a cell and say in one line each what is wrong."),
     ("config", "config:app", "Show settings, resolved or as a schema."),
 ):
@@ -64,7 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code or 0
     except ElmanError as error:
-        return _complain("error", str(error), error.exit_code)
+        code = _complain("error", str(error), error.exit_code)
+        if isinstance(error, LostProcessError):  # threads of PyTorch may go on waiting for the lost one
+            sys.stderr.flush()
+            os._exit(code)
+        return code
     except CycloptsError as error:
         error.verbose = False
         return _complain("error", str(error).strip(), 2)

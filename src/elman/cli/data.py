@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,9 @@ from cyclopts import App, Parameter
 from elman.cli.flags import AllFlags, Preset, Switch, given
 
 if TYPE_CHECKING:
+    from elman.data.duplicates import Deduplicated
     from elman.data.inspect import CorpusReport
+    from elman.text.sources import Corpus
 
 app = App(name="data", help="Corpora: list them, fetch them, look at a text before training.")
 
@@ -59,6 +62,63 @@ def fetch(
 
 
 @app.command
+def prepare(
+    *corpus: str,
+    out: Path,
+    shard_tokens: int | None = None,
+    dedup: Switch = False,
+    threshold: float | None = None,
+    preset: Preset = None,
+    config: Path | None = None,
+    json: Switch = False,
+    flags: AllFlags | None = None,
+) -> None:
+    """Write a text as tokens into a folder, which is a corpus for `elman train` here and on other machines.
+
+    Args:
+        corpus: As `elman train` takes it.
+        out: The folder.
+        shard_tokens: Begin a new file after so many tokens, rounded up to a multiple of 65536; none: a file a part.
+        dedup: Leave documents out that repeat others, exactly or nearly; given held-out parts stay as they are.
+        threshold: Share of their text from which on two documents are alike; none: 0.8.
+        config: A TOML file of settings.
+        json: Print one JSON object on standard output.
+    """
+    from elman.cli.output import print_json
+    from elman.data.duplicates import DEFAULT_THRESHOLD, without_duplicates
+    from elman.data.prepare import prepare_folder
+    from elman.errors import UserError
+    from elman.settings import resolve, with_corpus
+
+    resolved = resolve(with_corpus(given(flags), corpus or None), preset=preset, file=config)
+    if threshold is not None and not dedup:
+        raise UserError("--threshold says when two documents are alike: give --dedup as well")
+    if dedup and resolved.data.pairs:
+        raise UserError("--dedup has no meaning with data.pairs: a source and its target cannot go one by one")
+    found: list[Deduplicated] = []
+
+    def change(corpus: Corpus) -> Corpus:
+        if dedup:
+            found.append(without_duplicates(corpus, DEFAULT_THRESHOLD if threshold is None else threshold))
+        return found[0].corpus if found else corpus
+
+    dataset = prepare_folder(
+        out, resolved.data, resolved.text, resolved.tokenizer, shard_tokens=shard_tokens, change=change
+    )
+    splits = {"train": dataset.train, "valid": dataset.valid, "test": dataset.test}
+    tokens = {name: len(split.tokens) - 1 for name, split in splits.items() if split is not None}
+    files = len(list(out.glob("*.bin")))
+    if json:
+        went = {"duplicates": found[0].to_dict()} if found else {}
+        print_json({"folder": str(out), "tokens": tokens, "files": files, "vocabulary": dataset.tokenizer.size, **went})
+    else:
+        if found:
+            _print_duplicates(found[0])
+        counts = ", ".join(f"{name} {count:,}" for name, count in tokens.items())
+        print(f"{counts} tokens in {files} files; train on them: elman train {shlex.quote(str(out))}")
+
+
+@app.command
 def inspect(
     *corpus: str,
     preset: Preset = None,
@@ -87,6 +147,30 @@ def inspect(
         _print(report)
 
 
+_REPEATED_SHOWN = 10
+
+
+def _print_duplicates(found: Deduplicated) -> None:
+    from elman.cli.output import clean, print_table
+
+    rows = [
+        (
+            name,
+            f"{part.documents:,}",
+            f"{part.exact:,}",
+            f"{part.near:,}",
+            _percent(part.chars_left_out / max(1, part.chars)),
+        )
+        for name, part in found.parts.items()
+    ]
+    print_table("", ["part", "documents", "equal to others", "nearly so", "of the text"], rows)
+    for one in found.repeated[:_REPEATED_SHOWN]:
+        how = "equal to" if one.exact else f"{one.similarity:.0%} like"
+        print(f"{one.part} {one.document:,} is {how} {one.of_part} {one.of_document:,}: {clean(repr(one.begins))}")
+    if len(found.repeated) > _REPEATED_SHOWN:
+        print(f"and {len(found.repeated) - _REPEATED_SHOWN:,} more, which --json lists")
+
+
 def _print(report: CorpusReport) -> None:
     from elman.cli.output import clean, print_table
 
@@ -94,7 +178,7 @@ def _print(report: CorpusReport) -> None:
     parts = report.parts.values()
     counts = ("documents", "characters", "bytes", "tokens", "unknown", "lines", "longest_line")
     rows = [(name.replace("_", " "), *(f"{getattr(part, name):,}" for part in parts)) for name in counts]
-    shares = ("duplicate_lines", "duplicate_documents", "lines_in_train")
+    shares = ("duplicate_lines", "duplicate_documents", "lines_in_train", "spans_in_train")
     rows += [(name.replace("_", " "), *(_percent(getattr(part, name)) for part in parts)) for name in shares]
     print_table("", ["", *report.parts], rows)
     print(f"vocabulary    {len(report.vocabulary):,} tokens of level {report.level}, {report.num_unused:,} never used")

@@ -75,6 +75,10 @@ def _row(name: str, found: Repetition) -> list[str]:
     return [name, f"{found.repeated:.1%}", *(f"{share:.3f}" for share in found.distinct)]
 
 
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
 def _loop_in_words(found: Repetition, unit: str) -> str:
     if found.begins is None:
         return "no loop at its end"
@@ -90,12 +94,14 @@ def _print_diagnosis(found: Diagnosis, *, json: bool) -> None:
     rows = []
     for drawn in found.drawn:
         name = f"temperature {drawn.temperature:g}" if drawn.temperature else "greedy"
-        rows.append([*_row(name, drawn.repetition), f"{drawn.entropy[0]:.2f} to {drawn.entropy[-1]:.2f}"])
+        entropy = f"{drawn.entropy[0]:.2f} to {drawn.entropy[-1]:.2f}"
+        rows.append([*_row(name, drawn.repetition), entropy, _percent(drawn.corpus_words)])
     print_table(
         f"texts of {found.corpus.tokens:,} tokens. repeated: in an n-gram of {found.n} that came before in the text; "
-        "dist-n: distinct n-grams of all; entropy: of the prediction in nats, first quarter to last",
-        [*_COLUMNS, "entropy"],
-        [*rows, [*_row("training text", found.corpus), "-"]],
+        "dist-n: distinct n-grams of all; entropy: of the prediction in nats, first quarter to last; corpus words: "
+        "words that stand in the training text",
+        [*_COLUMNS, "entropy", "corpus words"],
+        [*rows, [*_row("training text", found.corpus), "-", _percent(1.0)]],
     )
     print(f"{found.duplicates:.1%} of the training text stands in it more than once")
     worst = max(found.drawn, key=lambda drawn: drawn.repetition.repeated)

@@ -99,7 +99,7 @@ def _sections() -> dict[str, dict[str, tuple[FieldInfo, str]]]:
             sections[name] = dict(_model_settings())
         elif section is not None:
             sections[name] = {key: (setting, _help(section, key)) for key, setting in section.model_fields.items()}
-        elif name != "preset":  # an option of its own
+        elif name not in ("preset", "from_model"):  # options of their own
             sections[""][name] = (field, field.description or "")
     return sections
 
@@ -149,6 +149,10 @@ OF_ONE_TEXT = tuple(
     name for name in SamplingConfig.model_fields if name not in ("every_updates", "prompts", "temperatures")
 )
 """The settings of ``sampling`` that ``elman sample`` takes, without the section's name."""
+OF_SEVERAL = tuple(
+    name for name in OF_ONE_TEXT if get_origin(_plain(SamplingConfig.model_fields[name].annotation)) is tuple
+)
+"""Those of them that take several values."""
 
 Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
 OwnCell = Annotated[

@@ -9,6 +9,21 @@ from cyclopts import App
 from elman.cli.flags import OwnCell, Switch
 
 app = App(name="inspect", help="Look into a model.")
+for _name, _help in (
+    ("gradients", "How far back gradients reach, on which way, and what would help where they do not."),
+    ("saliency", "Which earlier tokens predictions rest on, and how far back the model remembers."),
+    ("mitigations", "What acts against vanishing and exploding gradients: small trainings, compared."),
+):
+    app.command(f"elman.cli.gradients:{_name}", name=_name, help=_help)
+for _name, _help in (
+    ("units", "Which units follow quotes, brackets, lines, words ... and does the model use them?"),
+    ("state", "The states along a text: their map, their dimension, and which moments are alike."),
+    ("embeddings", "Neighbours of tokens in the embedding, and a map."),
+    ("probe", "What families of models can remember: tasks of known answer, learned short and asked long."),
+    ("closing", "Does it close the quotes and brackets of a real text, and from how far?"),
+    ("errors", "Which errors would go with what help; or where another model differs, token by token."),
+):
+    app.command(f"elman.cli.looking:{_name}", name=_name, help=_help)
 
 
 @app.command(name="model")

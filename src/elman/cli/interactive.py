@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from elman.cli.flags import OF_ONE_TEXT
+from elman.cli.flags import OF_ONE_TEXT, OF_SEVERAL
 from elman.draft import Draft
 from elman.errors import ElmanError, UserError, nearest
 
@@ -17,6 +18,8 @@ type TEXT      put text of your own at the end
 undo           take back the last step
 show N         list N tokens from now on
 SETTING VALUE  change how tokens are drawn: temperature 0.5, top-p 0.9, ...
+SETTING [VALUES]  the same for bad-words, suppress-tokens and logit-bias, which take several, with quotes where one
+               holds a space; none: no more
 text           print the whole text
 save FILE      save the place in the text, for --load-state
 quit           leave; so does the end of the input
@@ -59,6 +62,8 @@ class _Desk:
             print(_HELP, end="")
         elif word == "quit":
             raise _Quit
+        elif name in OF_SEVERAL:
+            self._draft.change(name, _split(rest))
         elif name in OF_ONE_TEXT:
             self._draft.change(name, _given(rest, word))
         else:
@@ -100,6 +105,13 @@ def _count(word: str) -> int:
     if not word.strip().isdecimal():
         raise UserError(f"{word!r} is not a number of tokens: give one such as 20")
     return int(word)
+
+
+def _split(rest: str) -> list[str]:
+    try:
+        return shlex.split(rest)
+    except ValueError:
+        raise UserError(f"{rest!r} opens a quote that nothing closes") from None
 
 
 def _given(rest: str, word: str) -> str:

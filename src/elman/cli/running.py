@@ -14,7 +14,8 @@ from typing import Any, Self
 from elman.cells import is_own_cell
 from elman.cli.display import Dashboard, Display
 from elman.cli.output import print_json
-from elman.training.folder import Run
+from elman.training.distributed import Place
+from elman.training.folder import REPORT_FILE, Run
 from elman.training.loop import Callback, Record
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
@@ -24,8 +25,9 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 class StopOnSignal(Callback):
     """Ctrl-C or another signal asks the training to save and stop; before its first record it interrupts at once."""
 
-    def __init__(self, display: Display) -> None:
+    def __init__(self, display: Display, *, speaks: bool = True) -> None:
         self.signal: int | None = None
+        self._speaks = speaks
         self._display = display
         self._has_begun = False
         self._before: dict[signal.Signals, Any] = {}
@@ -56,6 +58,8 @@ class StopOnSignal(Callback):
             raise KeyboardInterrupt(number)
         self._display.status = "stopping: saving ..." if self.signal is None else "still saving ..."
         self.signal = self.signal or number
+        if not self._speaks:
+            return
         # Past Python's buffers, which the signal may have interrupted in the middle of a write.
         os.write(2, (f"\r{self._display.status}" if sys.stderr.isatty() else f"{self._display.status}\n").encode())
 
@@ -72,8 +76,11 @@ def carry_through(start: Callable[[dict[str, Any]], Run], display: Display, *, j
         The exit code.
     """
     dashboard = display.dashboard
-    with StopOnSignal(display) as stop, display:
-        run = start({"callbacks": [stop, display], "should_stop": stop})
+    speaks = Place.from_environment().rank == 0  # of several processes, the first
+    with StopOnSignal(display, speaks=speaks) as stop, display:
+        run = start({"callbacks": [stop, display] if speaks else [stop], "should_stop": stop})
+    if not speaks:
+        return 0 if stop.signal is None else 128 + stop.signal
     where = shlex.quote(str(run.path))
     if is_own_cell(kind := dashboard.config.model.kind):
         where += f" --cell {shlex.quote(kind)}"
@@ -91,6 +98,8 @@ def carry_through(start: Callable[[dict[str, Any]], Run], display: Display, *, j
         print(f"run       {where} (seed {result['seed']})")
         print(f"best      {dashboard.estimate(result.get('best_nats_per_token'), result.get('best_update'))}")
         print(f"trained   {seconds:.1f} s, {result['update']:,} updates, {result['tokens']:,} tokens")
+        if (page := run.path / REPORT_FILE).exists():
+            print(f"report    {page}")
         print(f"go on     elman {'translate' if dashboard.config.data.pairs else 'sample'} {where}")
         print(f"          elman eval {where}")
     return 128 + stop.signal if stopped and stop.signal is not None else 0

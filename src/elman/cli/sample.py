@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +17,7 @@ from elman.errors import TextError, UserError
 if TYPE_CHECKING:
     from elman.config import SamplingConfig
     from elman.generation import Sampler
+    from elman.inspection.copies import Copied
     from elman.reading import Reading
 
 
@@ -24,13 +27,14 @@ def sample(
     *,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     prompt_file: Path | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     stop: Annotated[list[str] | None, Parameter(negative=(), allow_leading_hyphen=True)] = None,
     unknown: Literal["error", "skip"] = "error",
     load_state: Path | None = None,
     save_state: Path | None = None,
     interactive: Switch = False,
     engine: Literal["auto", "int8", "pytorch"] = "auto",
+    check_copies: str | None = None,
     json: Switch = False,
     cell: OwnCell = None,
     flags: SamplingFlags | None = None,
@@ -41,15 +45,17 @@ def sample(
         run: A run folder or a model.safetensors.
         prompt: How the text begins; none: from the boundary token alone.
         prompt_file: A UTF-8 file with the prompt, '-' for standard input; its last line end belongs to it.
-        seed: The same seed gives the same text.
+        seed: The same seed gives the same text; none: 0.
         stop: A string that ends the text; repeat it for several.
         unknown: What to do with characters of the prompt that the model never saw.
         load_state: Go on from a place that --save-state saved; with the same seed as if nothing had come between.
         save_state: Save the place after the last token to this file.
         interactive: Write in turns with the model: see what may come next, choose, type, draw, take back.
         engine: Form of the step: compiled where it can be (auto), compiled with matrices of 8 bits, or PyTorch's.
+        check_copies: A run folder, whose training text is meant, or a corpus: say what the text copies from it.
         json: Print one JSON object on standard output.
     """
+    from elman.draft import OF_WHOLE_TEXTS
     from elman.engine import CannotLower, TorchStepper, stepper
     from elman.generation import Sampler
     from elman.models.file import load_model
@@ -58,7 +64,16 @@ def sample(
     from elman.training.loop import num_threads
     from elman.translation import is_of_pairs
 
-    sampling = resolve(given(flags)).sampling
+    asked = given(flags)
+    sampling = resolve(asked).sampling
+    if interactive:
+        if json or stop or engine != "auto" or check_copies:
+            raise UserError("--interactive writes in turns: leave out --json, --stop, --engine and --check-copies")
+        _refuse(OF_WHOLE_TEXTS, asked, "--interactive, where each draw says how far it goes")
+    if sampling.num_beams > 1:
+        _refuse(("temperature",), asked, "--num-beams, which draws nothing")
+        if seed is not None:
+            raise UserError("--seed has no meaning with --num-beams, which draws nothing: leave it out")
     if prompt is not None and prompt_file is not None:
         raise UserError("--prompt and --prompt-file are two prompts: give one")
     beginning = _read(prompt_file) if prompt_file is not None else prompt or ""
@@ -67,37 +82,44 @@ def sample(
         raise UserError(f"{run!r} was trained on pairs and writes targets of sources: elman translate {run} SOURCE")
     if "\r" in beginning and bundle.tokenizer.unknown_characters("\r"):
         beginning = beginning.replace("\r\n", "\n").replace("\r", "\n")  # as the training text was read
-    if interactive and (json or stop or engine != "auto"):
-        raise UserError("--interactive writes in turns: leave out --json, --stop and --engine")
     start = Reading.load(load_state, bundle) if load_state is not None else None
-    # The products of one step are too small to share: a second thread would cost more than it brings.
+    try:
+        form = (
+            TorchStepper(bundle.network)
+            if interactive or engine == "pytorch"
+            else stepper(bundle.network, precision="int8" if engine == "int8" else None)
+        )
+    except CannotLower as error:
+        raise UserError(f"--engine int8: {error}; give --engine auto") from None
+    # PyTorch's products of one step are too small to share: a second thread would cost more than it brings.
     with num_threads(1):
         if interactive:
             place = (start or Reading.start(bundle)).read(beginning, unknown=unknown)
-            end: Reading | None = _write_in_turns(place, sampling, seed)
+            end: Reading | None = _write_in_turns(place, sampling, seed or 0)
         else:
-            try:
-                form = (
-                    TorchStepper(bundle.network)
-                    if engine == "pytorch"
-                    else stepper(bundle.network, precision="int8" if engine == "int8" else None)
-                )
-            except CannotLower as error:
-                raise UserError(f"--engine int8: {error}; give --engine auto") from None
             sampler = Sampler(
                 bundle,
                 beginning,
                 start=start,
                 settings=sampling,
-                seed=seed,
+                seed=seed or 0,
                 stop=stop or (),
                 unknown=unknown,
                 stepper=form,
             )
-            _show(sampler, beginning, json=json, sampling=sampling, updates=bundle.provenance.get("updates"))
+            check = None if check_copies is None else partial(_copied, where=check_copies, cell=cell)
+            updates = bundle.provenance.get("updates")
+            _show(sampler, beginning, json=json, sampling=sampling, updates=updates, check=check)
             end = sampler.end
     if save_state is not None and end is not None:
         end.save(save_state)
+
+
+def _refuse(names: Sequence[str], asked: Mapping[str, Mapping[str, object]], where: str) -> None:
+    """Refuse settings that were given where they have no meaning."""
+    for name in names:
+        if name in asked.get("sampling", {}):
+            raise UserError(f"--{name.replace('_', '-')} has no meaning with {where}: leave it out")
 
 
 def _write_in_turns(place: Reading, sampling: SamplingConfig, seed: int) -> Reading:
@@ -110,17 +132,42 @@ def _write_in_turns(place: Reading, sampling: SamplingConfig, seed: int) -> Read
     return draft.place
 
 
-def _show(sampler: Sampler, beginning: str, *, json: bool, sampling: SamplingConfig, updates: object) -> None:
-    from elman.cli.output import print_json
+def _copied(text: str, *, where: str, cell: str | None) -> Copied:
+    from elman.inspection.copies import find_copies
+
+    return find_copies([text], where, cell=cell)[0]
+
+
+def _show(
+    sampler: Sampler,
+    beginning: str,
+    *,
+    json: bool,
+    sampling: SamplingConfig,
+    updates: object,
+    check: Callable[[str], Copied] | None,
+) -> None:
+    from elman.cli.output import clean, print_json
 
     if json:
         settings = {name: getattr(sampling, name) for name in OF_ONE_TEXT}
-        print_json({"prompt": beginning, **asdict(sampler.run()), "updates": updates, "sampling": settings})
-    else:
-        _stream(sampler, beginning)
+        result = sampler.run()
+        seed = {"seed": None} if sampling.num_beams > 1 else {}
+        copies = {} if check is None else {"copies": check(result.text).to_dict()}
+        print_json({"prompt": beginning, **asdict(result), **seed, **copies, "updates": updates, "sampling": settings})
+        return
+    _stream(sampler, beginning, is_search=sampling.num_beams > 1)
+    if check is not None and sampler.result is not None:
+        found = check(sampler.result.text)
+        verdict = "COPIED" if found.is_copied else "no copy"
+        print(
+            f"{verdict}: the longest piece that stands in the training text has {found.longest:,} characters "
+            f"({found.share:.0%} of the text lie in pieces of 50 and more): {clean(repr(found.text))}",
+            file=sys.stderr,
+        )
 
 
-def _stream(sampler: Sampler, beginning: str) -> None:
+def _stream(sampler: Sampler, beginning: str, *, is_search: bool) -> None:
     """Print a text while it is drawn; on a terminal, nothing in it moves the cursor."""
     from elman.cli.output import clean
 
@@ -135,7 +182,8 @@ def _stream(sampler: Sampler, beginning: str) -> None:
     if result is not None:
         what = {"length": "the length asked for", "stop": "a stop string", "boundary": "the end of the document"}
         reason = what.get(result.finish_reason, result.finish_reason)
-        print(f"{len(result.tokens)} tokens, seed {result.seed}, ended by {reason}", file=sys.stderr)
+        how = "found by beam search" if is_search else f"seed {result.seed}"
+        print(f"{len(result.tokens)} tokens, {how}, ended by {reason}", file=sys.stderr)
 
 
 def _read(path: Path) -> str:

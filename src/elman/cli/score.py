@@ -87,12 +87,14 @@ def _pieces(bundle: Bundle, names: tuple[str, ...], follow: bool) -> Iterator[Pi
     from elman.config import DataConfig, TextConfig
     from elman.text.corpora import open_corpus
 
+    # Tokens that are bytes show every byte; text of any other kind has a sign for those that are no text.
+    errors = "surrogateescape" if bundle.tokenizer.level == "byte" else "replace"
     if names == ("-",):
-        return _decoded(_standard_input())
+        return _decoded(_standard_input(), errors)
     if follow:
         if len(names) > 1 or not Path(names[0]).is_file():
             raise UserError(f"--follow reads one file or standard input, not {' '.join(names)!r}")
-        return _decoded(_growing_file(Path(names[0])))
+        return _decoded(_growing_file(Path(names[0])), errors)
     corpus = open_corpus(DataConfig(corpus=names), TextConfig(), raw=bundle.tokenizer.level == "byte")
     return (piece for source in corpus.parts.values() for piece in source.pieces())
 
@@ -118,11 +120,11 @@ def _growing_file(path: Path) -> Iterator[bytes]:
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _decoded(chunks: Iterable[bytes]) -> Iterator[Piece]:
-    """UTF-8 with its line ends as one line feed; bytes that are none pass as they are, for a log must not end it."""
+def _decoded(chunks: Iterable[bytes], errors: str) -> Iterator[Piece]:
+    """UTF-8 with its line ends as one line feed; bytes that are none do not end it, for a log may hold such."""
     from elman.text.sources import Piece
 
-    utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    utf8 = codecs.getincrementaldecoder("utf-8")(errors)
     decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
     for data in chunks:
         if text := decoder.decode(data):

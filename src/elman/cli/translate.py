@@ -62,6 +62,8 @@ def translate(
 
 def _lines() -> list[str]:
     try:
-        return sys.stdin.buffer.read().decode("utf-8").splitlines()
+        text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise TextError(f"standard input is not UTF-8 at byte {error.start}: convert it") from None
+    # By line ends alone: other characters that str.splitlines heeds belong to a text.
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n") if text else []

@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -194,7 +195,9 @@ def _svg(figure: Figure) -> str:
     # Text stays text: small, searchable, in the reader's font. A fixed salt and no date: the same picture, the same file.
     settings = {"svg.fonttype": "none", "svg.hashsalt": "elman", "font.family": "sans-serif"}
     out = io.StringIO()
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Letters that the fonts of this machine lack are drawn by the reader's browser.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return re.sub(r"[ \t]+$", "", out.getvalue(), flags=re.MULTILINE)
 

@@ -1,0 +1,63 @@
+"""``elman bench``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elman.cli.flags import Switch
+
+if TYPE_CHECKING:
+    from elman.training.bench import PresetSpeed
+
+
+def bench(*kinds: str, seconds: float = 1.0, html: Path | None = None, json: Switch = False) -> int:
+    """Measure this machine: how fast each family trains and writes on it, and what presets can be expected to reach.
+
+    Args:
+        kinds: Families, such as lstm; none: all.
+        seconds: For each figure of a family.
+        html: Also write the result as an HTML page to this file.
+        json: Print one JSON object on standard output.
+    """
+    from elman.cli.output import figure, print_json, print_table
+    from elman.training import bench as benches
+
+    found = benches.bench(kinds, seconds=seconds, progress=lambda what: print(f"measuring {what}", file=sys.stderr))
+    if html is not None:
+        found.page().write(html)
+    if json:
+        print_json(found.to_dict())
+        return 0
+    machine = found.machine
+    print(f"{machine.processor}, {machine.cpus} processors, {machine.threads} threads of PyTorch")
+    print(f"matrix product  {machine.matrix_gflops:,.0f} GFLOP/s")
+    print(f"memory          {machine.memory_gigabytes_per_second:,.1f} GB/s")
+    print_table(
+        "",
+        ("kind", "parameters", "trained tokens/s", "of peak", "written tokens/s"),
+        [
+            [
+                one.kind,
+                f"{one.parameters:,}",
+                figure(one.train_tokens_per_second, 0),
+                f"{one.train_share_of_peak:.1%}",
+                figure(one.generated_tokens_per_second, 0),
+            ]
+            for one in found.families
+        ],
+    )
+    for preset in found.presets:
+        print(f"{preset.preset}: {_expectation(preset)}")
+    return 0
+
+
+def _expectation(preset: PresetSpeed) -> str:
+    """What a preset can be expected to reach."""
+    here = f"{preset.milliseconds_per_update:.0f} ms an update here, about {preset.updates:,} in its time"
+    if preset.expected_nats is None:
+        return f"{here}; recorded are {preset.recorded_from:,} to {preset.recorded_to:,}, so nothing can be said"
+    return (
+        f"{here}; so many came to {preset.expected_nats:.2f} nats per character of tiny-shakespeare, recorded elsewhere"
+    )
