@@ -65,7 +65,7 @@ $(CORE): pyproject.toml constraints.txt tools/setup.sh
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt tools/setup.sh
-	@tools/setup.sh dev,data,track
+	@tools/setup.sh dev,data,track,tune
 	@touch $@ $(CORE)
 
 $(DOCS): pyproject.toml constraints.txt tools/setup.sh

@@ -187,6 +187,6 @@ def test_a_search_can_be_ended_from_outside(network):
 @pytest.mark.parametrize("logits", [[0.0, math.nan, 0, 0], [0.0, math.inf, 0, 0]])
 def test_damaged_logits_are_an_error(network, logits):
     state, _ = start(network)
+    form = TorchStepper(network)
     with pytest.raises(ElmanError, match="logits hold NaN or infinity"):
-        form = TorchStepper(network)
         beam_search(form, state, np.array(logits), boundary_id=BOUNDARY, num_beams=2, max_new_tokens=2)

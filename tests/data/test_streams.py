@@ -194,6 +194,8 @@ def test_a_shift_by_zero_trains_a_copy_machine():
 def test_padding_is_no_wrong_target():
     for segment in Streams(np.arange(1, 25), 4, 3):
         check_targets(segment)
+
+
 # Segments of random lengths.
 
 

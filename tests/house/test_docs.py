@@ -107,7 +107,7 @@ def test_the_table_of_the_readme_names_every_command(readme):
     from elman.cli import app
 
     commands = {name for name in app if not name.startswith("-")}
-    assert set(re.findall(r"^\| `elman ([a-z]+)", readme, re.MULTILINE)) == commands
+    assert set(re.findall(r"^\| `elman ([a-z-]+)", readme, re.MULTILINE)) == commands
 
 
 def test_the_make_targets_that_are_written_about_exist(root):

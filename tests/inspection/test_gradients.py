@@ -195,12 +195,12 @@ def test_several_models_are_held_against_each_other_on_one_text(run, tmp_path):
 def test_new_networks_of_several_kinds_and_their_page(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat; a dog saw the moon.\n" * 20, encoding="utf-8")
-    kinds = ["elman", "mingru", "transformer"]
-    report = inspect_kinds(kinds, text, hidden_size=8, max_lag=12, num_places=2)
+    kinds = ["mingru", "transformer"]
+    report = inspect_kinds(kinds, text, hidden_size=8, max_lag=6, num_places=1)
     assert [one.kind for one in report.studies] == kinds
-    assert [one.state_map is None for one in report.studies] == [False, False, True]
+    assert [one.state_map is None for one in report.studies] == [False, True]
     html = gradients_page(report).html()
-    assert html.count("<svg") > 5
+    assert html.count("<svg") > 4
     for kind in kinds:
         assert kind in html
     with pytest.raises(UserError, match="'window' carries tokens alone"):

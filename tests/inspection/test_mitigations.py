@@ -71,7 +71,8 @@ def test_a_training_that_blows_up_counts_as_diverged(text, tmp_path):
     trial = mitigations._trial(wild, config, tmp_path, None)
     assert trial.diverged
     assert (trial.bits, trial.by_lag) == (None, ())
-    assert trial.largest_norm > 1
+    assert trial.updates < 30
+    assert math.isfinite(trial.largest_norm)
     result = ArmResult("wild", "", 64, (trial,))
     assert (result.num_diverged, result.mean("bits"), result.state_is_worth, result.by_lag) == (1, None, None, ())
 

@@ -78,6 +78,8 @@ def test_a_model_drops_in_training_only_and_never_on_the_recurrent_path():
     assert 0.3 < (noisy == 0).double().mean() < 0.7  # the last layer's output is dropped
     assert all((tensor != 0).all() for tensor in noisy_after.tensors.values())  # what is carried is not
     assert not torch.equal(noisy_after.tensors["0.h"], after.tensors["0.h"])  # the embedding is
+
+
 # Masks that stay the same in time, words, weights.
 
 

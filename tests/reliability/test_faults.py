@@ -13,10 +13,10 @@ pytestmark = pytest.mark.skipif(
 
 SHARES = {
     "killed-in-a-save": 0.2,
-    "killed-anywhere": 0.02,
-    "killed-twice": 0.04,
-    "one-call-fails": 0.02,
-    "every-flush-fails": 0.1,
+    "killed-anywhere": 0.01,
+    "killed-twice": 0.05,
+    "one-call-fails": 0.012,
+    "every-flush-fails": 0.05,
     "disk-full": 0.1,
     "log-full": 0.1,
     "signal": 0.05,

@@ -114,6 +114,11 @@ def test_overfitting_is_told_with_the_update_that_was_best():
     assert "model.dropout" in text
 
 
+def test_an_estimate_that_is_no_number_says_nothing():
+    course = Course().train(falling(100)).judge(2.0)
+    assert course.advisor.remarks("evaluation", {"update": 101, "nats_per_token": None}, {}) == []
+
+
 def test_estimates_that_get_worse_with_the_training_loss_are_no_overfitting():
     course = Course()
     course.train([2.0] * 100).judge(1.9)

@@ -67,6 +67,8 @@ def test_the_triggered_mean_begins_where_the_paper_says_and_is_the_plain_mean_fr
         walk(model, 1, average)
         assert average.network is model
     assert begins == [False] * 7
+    assert average.judged(float("nan")) is False
+    del average._estimates[-1]
     assert average.judged(3.1) is False  # the best of those more than five before is 4
     assert average.judged(3.05) is True
     seen = walk(model, 6, average)

@@ -74,7 +74,7 @@ def processes(words: list[str], size: int = 2) -> Iterator[list[subprocess.Popen
 def carry_out(*words: object, size: int = 2) -> list[str]:
     """Start a group, wait for its end, and give what each has said."""
     with processes([str(word) for word in words], size) as started:
-        said = [process.communicate(timeout=300)[0] for process in started]
+        said = [process.communicate(timeout=900)[0] for process in started]
     assert [process.returncode for process in started] == [0] * size, "\n".join(said)
     return said
 
@@ -188,7 +188,7 @@ def lose(texts: Path, folder: Path, number: signal.Signals, victim: int, size: i
     for name in ("text.txt", "pairs.tsv"):
         shutil.copy(texts / name, folder / name)
     with processes([str(SCRIPT), "endless", str(folder)], size) as started:
-        wait_for([folder / f"begun-{rank}" for rank in range(size)], 120)
+        wait_for([folder / f"begun-{rank}" for rank in range(size)], 300)
         at = time.monotonic()
         os.kill(int((folder / f"begun-{victim}").read_text()), number)
         others = [rank for rank in range(size) if rank != victim]

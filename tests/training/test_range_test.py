@@ -29,13 +29,13 @@ def curve(losses: list[float], matrix_share: float | None = None) -> RangeTest:
     return RangeTest(rates, tuple(losses), tuple(losses), matrix_share)
 
 
-def test_the_proposal_is_a_tenth_of_the_rate_of_the_lowest_loss():
+def test_the_proposal_is_the_rate_at_which_the_loss_falls_the_most():
     found = curve([4.0, 4.0, 3.9, 3.7, 3.0, 2.6, 2.4, 2.3, 2.25, 2.4, 3.5])
     assert found.lowest == pytest.approx(1e-3)
     assert found.steepest == pytest.approx(1e-4)
     assert found.suggestion == pytest.approx(1e-4)
     assert found.settings() == {"learning_rate": found.suggestion}
-    assert curve([3.0, 2.0, 4.0], 2.0).settings()["matrix_learning_rate"] == pytest.approx(2 * 1.8e-6)
+    assert curve([3.0, 2.0, 4.0], 2.0).settings()["matrix_learning_rate"] == pytest.approx(2 * 1.8e-5)
 
 
 def test_the_steepest_fall_is_looked_for_before_the_lowest_loss_alone():

@@ -338,7 +338,7 @@ class GatedCell(Cell):
         options = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
         # For float16 the CPU has no such kernels.
         device = x_BTI.device.type
-        halves = torch.is_autocast_enabled(device) and (device, torch.get_autocast_dtype(device)) != ("cpu", torch.float16)
-        with torch.autocast(device, enabled=halves):
+        half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        with torch.autocast(device, enabled=half is not None and (device, half) != ("cpu", torch.float16)):
             results = kernel(x_BTI, carried, self._fused_weights(p), *options)
         return tuple(result.to(x_BTI.dtype) for result in results)

@@ -56,8 +56,8 @@ def bench(*kinds: str, seconds: float = 1.0, html: Path | None = None, json: Swi
 def _expectation(preset: PresetSpeed) -> str:
     """What a preset can be expected to reach."""
     here = f"{preset.milliseconds_per_update:.0f} ms an update here, about {preset.updates:,} in its time"
-    if preset.expected_nats is None:
-        return f"{here}; recorded are {preset.recorded_from:,} to {preset.recorded_to:,}, so nothing can be said"
-    return (
-        f"{here}; so many came to {preset.expected_nats:.2f} nats per character of tiny-shakespeare, recorded elsewhere"
-    )
+    what = "nats per character of tiny-shakespeare, recorded elsewhere"
+    if preset.expected_nats is not None:
+        return f"{here}; so many came to {preset.expected_nats:.2f} {what}"
+    outside = "fewer cost more" if preset.updates < preset.recorded_updates else "more may come lower"
+    return f"{here}; {preset.recorded_updates:,} came to {preset.recorded_nats:.2f} {what}, {outside}"

@@ -19,7 +19,7 @@ from elman.comparison.trials import check_folder
 from elman.page import COLOURS, Page, new_figure
 from elman.training.folder import Run
 from elman.training.history import Curve, Floats, History, environment_of, spread_out, thinned
-from elman.training.report import judged_in, legible
+from elman.training.report import in_plain_powers, judged_in, legible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ def _outcome(page: Page, comparison: Comparison) -> None:
         axes.plot([repeated.mean], [place], "|", color=COLOURS[1], markersize=18, markeredgewidth=2)
     axes.set_yticks(range(len(comparison.contestants)), [one.name for one in reversed(comparison.contestants)])
     axes.set_xlabel(comparison.unit)
-    axes.margins(y=0.2 if len(comparison.contestants) < 4 else 0.08)
+    axes.set_ylim(-0.6, len(comparison.contestants) - 0.4)
     page.figure(figure, "Each dot is a training with another seed, the bar their mean. Further left is better.")
     page.table([column.heading for column in columns(comparison)], written(comparison))
     for verdict in comparison.verdicts[: len(comparison.contestants) - 1]:
@@ -139,6 +139,7 @@ def _learning(page: Page, comparison: Comparison, histories: Mapping[str, Sequen
     for measure, one_axes in zip(_MEASURES, axes.flat, strict=True):
         one_axes.set_xlabel(measure)
         one_axes.set_ylim(lowest - room, highest + room)
+        _count_in_thousands(one_axes)
     for left in axes[:, 0]:
         left.set_ylabel("nats per token")
     _legend(axes[0, 0], len(trained))
@@ -154,6 +155,7 @@ def _learning(page: Page, comparison: Comparison, histories: Mapping[str, Sequen
             axes.plot(tokens, nats, marker="o", markersize=3, label=one.name, linewidth=1.3, **_style(number))
         axes.set_xlabel("tokens")
         axes.set_ylabel("nats per token")
+        _count_in_thousands(axes)
         _legend(axes, len(trained))
         page.figure(figure, "Estimates on the validation part, a mean over the seeds.")
 
@@ -161,6 +163,14 @@ def _learning(page: Page, comparison: Comparison, histories: Mapping[str, Sequen
 def _style(number: int) -> dict[str, Any]:
     """Of the line of a model; where the colours are used up, the strokes change."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": _STYLES[number // len(COLOURS) % len(_STYLES)]}
+
+
+def _count_in_thousands(axes: Axes) -> None:
+    """Large counts as 100k or 2M, few enough to stand side by side."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _efforts(curve: Curve, one: Contestant) -> dict[str, Floats]:
@@ -187,7 +197,9 @@ def _mean_estimates(histories: Sequence[History]) -> list[tuple[float, float]]:
     for history in histories:
         for one in history.evaluations:
             if one.get("nats_per_token") is not None:
-                found.setdefault(one["update"], []).append((one["tokens"], one["nats_per_token"]))
+                # Its own count of tokens is that of the text it was made on.
+                trained = float(np.interp(one["update"], history.curve.update, history.curve.tokens))
+                found.setdefault(one["update"], []).append((trained, one["nats_per_token"]))
     complete = [points for _, points in sorted(found.items()) if len(points) == len(histories)]
     return [(float(np.mean([t for t, _ in points])), float(np.mean([n for _, n in points]))) for points in complete]
 
@@ -220,7 +232,7 @@ def _gradients(page: Page, comparison: Comparison, histories: Mapping[str, Seque
                 f"{np.mean(norms > threshold):.1%}" if is_clipped else None,
             ]
         )
-    axes.set_yscale("log")
+    in_plain_powers(axes)
     axes.set_xlabel("updates")
     axes.set_ylabel("norm of the gradient")
     _legend(axes, len(trained))
@@ -270,8 +282,7 @@ def _order_and_chance(page: Page, comparison: Comparison) -> None:
         for drawn in judged_in(Run(Path(one.outcomes[0].run))).get("temperatures", []):
             share = drawn["known_words"]
             share = None if share is None else f"{share:.1%}"
-            name = "" if drawn["name"] == "training text" else one.name
-            rows.append([name, drawn["name"], drawn["entropy"], drawn["distinct"][1], drawn["distinct"][3], share])
+            rows.append([one.name, drawn["name"], drawn["entropy"], drawn["distinct"][1], drawn["distinct"][3], share])
     if not rows:
         return
     page.section(

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elman.errors import TextError, UserError
+from elman.errors import TextError
 from elman.inspection.labels import Scanner, texts_of
-from elman.inspection.predictions import predictions
+from elman.inspection.predictions import first_tokens, load_plain, predictions
 from elman.inspection.recording import Ids
 from elman.judge import SplitName, find_subject
-from elman.models.file import Bundle, load_model
+from elman.models.file import Bundle
 from elman.text.tokenizers import Tokenizer
-from elman.translation import is_of_pairs
 
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _SIGNS = {"quotes": "'\"”»", "brackets": ")]}"}
@@ -97,11 +96,9 @@ def inspect_closings(
     Raises:
         TextError: nothing is closed in the text by a sign that is a token of its own.
     """
-    bundle = load_model(where, cell=cell)
-    if is_of_pairs(bundle):
-        raise UserError(f"{str(where)!r} was trained on pairs: give a model of plain text")
+    bundle = load_plain(where, cell=cell)
     subject = find_subject(where, bundle, text, split=split, cell=cell)
-    found = closings_along(bundle, subject.tokens.tokens[: max_tokens + 1])
+    found = closings_along(bundle, first_tokens(subject.tokens.tokens, max_tokens))
     return replace(found, corpus=subject.corpus, split=subject.split)
 
 

@@ -29,15 +29,14 @@ from numpy.typing import NDArray
 
 from elman.errors import UserError
 from elman.inspection.labels import texts_of
-from elman.inspection.predictions import surprisals
+from elman.inspection.predictions import first_tokens, load_plain, surprisals
 from elman.inspection.recording import Ids
 from elman.inspection.selectivity import Bootstrap, block_means, interval
 from elman.judge import SplitName, dataset_of_run, find_subject
 from elman.models.contract import CountedModel
-from elman.models.file import Bundle, load_model
+from elman.models.file import Bundle
 from elman.models.kinds import build_model, model_config
 from elman.text.tokenizers import Tokenizer
-from elman.translation import is_of_pairs
 
 _HALF, _NEAR = 0.5, 0.4
 _MEMORIES = (100, 1_000, 10_000)
@@ -159,20 +158,13 @@ def inspect_errors(
     Raises:
         UserError: there is no such text or training text.
     """
-    bundle = _load(where, cell)
+    bundle = load_plain(where, cell=cell)
     if not 1 <= order <= 12:
         raise UserError(f"an oracle n-gram of order {order} was asked for; accepted: 1 to 12")
     subject = find_subject(where, bundle, text, split=split, cell=cell)
     train = dataset_of_run(where, cell=cell).train.tokens
-    found = errors_along(bundle, subject.tokens.tokens[: max_tokens + 1], train, order=order)
+    found = errors_along(bundle, first_tokens(subject.tokens.tokens, max_tokens), train, order=order)
     return replace(found, corpus=subject.corpus, split=subject.split)
-
-
-def _load(where: str | Path, cell: str | None) -> Bundle:
-    bundle = load_model(where, cell=cell)
-    if is_of_pairs(bundle):
-        raise UserError(f"{str(where)!r} was trained on pairs: give a model of plain text")
-    return bundle
 
 
 def errors_along(bundle: Bundle, tokens: Ids, train: Ids, *, order: int = 6) -> Failures:
@@ -300,14 +292,14 @@ def compare_models(
     Raises:
         UserError: the models cut a text into different tokens.
     """
-    bundles = _load(first, None), _load(second, None)
+    bundles = load_plain(first), load_plain(second)
     if bundles[0].tokenizer.to_dict() != bundles[1].tokenizer.to_dict():
         raise UserError(
             f"{str(first)!r} and {str(second)!r} have different tokens, so that there is nothing to compare token by "
             "token: compare bits per byte by elman eval, or train both with one tokenizer"
         )
     subject = find_subject(first, bundles[0], text, split=split)
-    tokens = subject.tokens.tokens[: max_tokens + 1]
+    tokens = first_tokens(subject.tokens.tokens, max_tokens)
     found = compare_along(*bundles, tokens, seed=seed)
     return replace(found, corpus=subject.corpus, split=subject.split, first=str(first), second=str(second))
 

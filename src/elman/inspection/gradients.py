@@ -277,6 +277,7 @@ def inspect_kinds(
         fields = section_of({"kind": kind}).model_fields
         taken = {name: size for name, size in sizes.items() if name in fields}
         configs.append(resolve({"model": {"kind": kind, **taken}}).model)
+        check_has_gradient(build_model(configs[-1], 2, seed=None, dtype=torch.float32))  # before a text is read
     data = DataConfig() if text is None else DataConfig(corpus=_names(text))
     dataset = prepare(data, TextConfig(), TokenizerConfig())
     studies = []

@@ -6,6 +6,7 @@ Shape letters: B rows, T time, F features, V vocabulary, N tokens predicted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elman.errors import TextError
+from elman.errors import TextError, UserError
 from elman.models.contract import LanguageModel
+from elman.models.file import Bundle, load_model
+from elman.translation import is_of_pairs
 
 _NUMBERS_AT_ONCE = 1 << 22
 
@@ -38,6 +41,21 @@ def surprisals(network: LanguageModel, tokens: NDArray[np.integer[Any]]) -> NDAr
     """What each token after the first costs, in nats: (N,)."""
     nats = [network.head.nll(features_BTF, targets_T[None])[0] for _, features_BTF, targets_T in _read(network, tokens)]
     return torch.cat(nats).float().cpu().numpy()
+
+
+def load_plain(where: str | Path, *, cell: str | None = None) -> Bundle:
+    """The model in a run folder or file. Raises UserError: it is one of pairs, which reads no plain text."""
+    bundle = load_model(where, cell=cell)
+    if is_of_pairs(bundle):
+        raise UserError(f"{str(where)!r} was trained on pairs: give a model of plain text")
+    return bundle
+
+
+def first_tokens(tokens: NDArray[np.integer[Any]], max_tokens: int) -> NDArray[np.integer[Any]]:
+    """The boundary and so many tokens of a text at most."""
+    if max_tokens < 1:
+        raise UserError(f"{max_tokens} tokens were asked for; accepted: 1 and more")
+    return tokens[: max_tokens + 1]
 
 
 def _read(network: LanguageModel, tokens: NDArray[np.integer[Any]]) -> Iterator[tuple[int, Tensor, Tensor]]:

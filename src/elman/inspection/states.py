@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from elman.errors import TextError, UserError, nearest
 from elman.inspection.intervention import held_parts
 from elman.inspection.labels import texts_of
+from elman.inspection.predictions import first_tokens, load_plain
 from elman.inspection.recording import Ids, Plan, Values, plan_for, record
 from elman.inspection.selectivity import BLOCK
 from elman.judge import SplitName, find_subject
-from elman.models.file import Bundle, load_model
+from elman.models.file import Bundle
 from elman.text.tokenizers import Tokenizer
-from elman.translation import is_of_pairs
 
 Method: TypeAlias = Literal["pca", "tsne", "umap"]
 
@@ -140,12 +140,10 @@ def inspect_states(
         UserError: there is no such part or span, the text is too short, the model has no units, or the method needs a
             library that is not installed.
     """
-    bundle = load_model(where, cell=cell)
-    if is_of_pairs(bundle):
-        raise UserError(f"{str(where)!r} was trained on pairs: give a model of plain text")
+    bundle = load_plain(where, cell=cell)
     held_parts(bundle.network)  # refuses a model without units before a corpus is read
     subject = find_subject(where, bundle, text, split=split, cell=cell)
-    tokens = subject.tokens.tokens[: max_tokens + 1]
+    tokens = first_tokens(subject.tokens.tokens, max_tokens)
     found = states_along(bundle, tokens, part=part, span=span, method=method, seed=seed)
     return replace(found, corpus=subject.corpus, split=subject.split)
 

@@ -87,7 +87,10 @@ def _heatmap(found: States) -> Figure:
 
 
 def _rows(places: Sequence[Alike]) -> list[tuple[object, ...]]:
-    return [(_visible(one.before), _visible(one.at), _visible(one.after), one.similarity) for one in places]
+    return [
+        (_visible(one.before), _visible(one.at).replace(" ", "␣"), _visible(one.after), one.similarity)
+        for one in places
+    ]
 
 
 def _visible(text: str) -> str:

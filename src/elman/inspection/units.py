@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.errors import TextError, UserError
+from elman.errors import TextError
 from elman.inspection.intervention import Hold, held_parts, intervene
 from elman.inspection.labels import LABELS, Given, Label, Labeller, Matched, Scanned, governed, label_lines, texts_of
+from elman.inspection.predictions import first_tokens, load_plain
 from elman.inspection.recording import Ids, Plan, Recording, Values, plan_for, record, unit_of
 from elman.inspection.selectivity import (
     BLOCK,
@@ -37,10 +38,9 @@ from elman.inspection.selectivity import (
 from elman.inspection.watching import watch, watchable
 from elman.judge import SplitName, find_subject
 from elman.models.contract import LanguageModel
-from elman.models.file import Bundle, load_model
+from elman.models.file import Bundle
 from elman.models.kinds import build_model
 from elman.text.tokenizers import Tokenizer
-from elman.translation import is_of_pairs
 
 Interval = tuple[float, float]
 
@@ -224,9 +224,7 @@ def inspect_units(
         UserError: there is no such unit or label, the text is too short or lacks a label that was asked for, or the
             model has no units.
     """
-    bundle = load_model(where, cell=cell)
-    if is_of_pairs(bundle):
-        raise UserError(f"{str(where)!r} was trained on pairs: give a model of plain text")
+    bundle = load_plain(where, cell=cell)
     held_parts(bundle.network)  # refuses a model without units before a corpus is read
     subject = find_subject(where, bundle, text, split=split, cell=cell)
     found = find_units(
@@ -256,7 +254,7 @@ def find_units(
     parts = held_parts(network)
     asked = [unit_of(unit, watchable(network)) for unit in units]
     labellers = _labellers(labels, label_file, len(tokens) - 1)
-    plan = plan_for(min(max_tokens, len(tokens) - 1), sum(parts.values()))
+    plan = plan_for(len(first_tokens(tokens, max_tokens)) - 1, sum(parts.values()))
     tokens = tokens[: plan.num_tokens + 1]
     chosen_labels, values_KL, absent = _label(tokens, tokenizer, labellers, plan, required=bool(labels or label_file))
     recording = record(network, tokens, [*parts, *(part for part, _ in asked if part not in parts)], plan)

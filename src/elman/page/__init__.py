@@ -122,9 +122,7 @@ class Page:
         )
         template = environment.get_template("page.html")
         sections = [block for block in self._blocks if block["kind"] == "section"]
-        return template.render(
-            title=self.title, lead=self.lead, blocks=self._blocks, sections=sections, shades=_SHADES
-        )
+        return template.render(title=self.title, lead=self.lead, blocks=self._blocks, sections=sections, shades=_SHADES)
 
     def write(self, path: Path) -> None:
         """Write the page to a file. Raises UserError: it cannot be written."""
@@ -192,10 +190,12 @@ def write_svg(figure: Figure, path: Path) -> None:
 def _svg(figure: Figure) -> str:
     import matplotlib
 
-    # Text stays text: small, searchable, in the reader's font. A fixed salt and no date: the same picture, the same file.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "elman", "font.family": "sans-serif"}
     out = io.StringIO()
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
+    # Text stays text: small, searchable, in the reader's font. A fixed salt, no date: the same picture, the same file.
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "elman", "font.family": "sans-serif"}),
+        warnings.catch_warnings(),
+    ):
         # Letters that the fonts of this machine lack are drawn by the reader's browser.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})

@@ -80,7 +80,7 @@ class Advisor:
                 self._window = []
         elif kind == "skipped":
             found = self._of_skipped()
-        elif kind == "evaluation":
+        elif kind == "evaluation" and values["nats_per_token"] is not None:  # it is not where it was no number
             found = self._of_estimate(values["nats_per_token"], values["update"])
         new = {name: text for name, text in found if name not in self._said}
         self._said |= new.keys()

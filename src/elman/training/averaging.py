@@ -68,7 +68,7 @@ class Average:
             return False
         earlier = self._estimates[:-PATIENCE] if len(self._estimates) > PATIENCE else []
         self._estimates.append(nats_per_token)
-        if not earlier or nats_per_token <= min(earlier):
+        if not earlier or not nats_per_token > min(earlier):  # never true for NaN
             return False
         self._begin()
         return True

@@ -42,7 +42,7 @@ _COPIED_NUMBERS = 2**25
 
 
 class Recorded(NamedTuple):
-    """What a preset came to on the machine of its makers; `python benchmarks/training.py curve` made it."""
+    """What a preset came to on the machine of its makers."""
 
     seconds: float
     """Its budget."""
@@ -50,7 +50,8 @@ class Recorded(NamedTuple):
     """Nats per character of the last tenth of tiny-shakespeare after a training of so many updates."""
 
 
-RECORDED: dict[str, Recorded] = {}
+RECORDED = {"cpu-1min": Recorded(60.0, ((1059, 1.4905),))}
+"""The medians of benchmarks/results/quality-cpu-1min.json; `python benchmarks/training.py curve` gives more points."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ class PresetSpeed:
     """In its budget of seconds."""
     expected_nats: float | None
     """By the recorded curve at so many updates; none where that does not reach so far."""
-    recorded_from: int
-    recorded_to: int
+    recorded_updates: int
+    """The point of the curve that is nearest."""
+    recorded_nats: float
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,18 @@ class Bench:
         if self.presets:
             page.section("Presets", "Nats per character are read off a curve recorded on another machine: expect them.")
             page.table(
-                ("preset", "ms per update", "updates in its budget", "expected nats"),
-                [(one.preset, one.milliseconds_per_update, one.updates, one.expected_nats) for one in self.presets],
+                ("preset", "ms per update", "updates in its budget", "expected nats", "recorded: updates", "nats"),
+                [
+                    (
+                        one.preset,
+                        one.milliseconds_per_update,
+                        one.updates,
+                        one.expected_nats,
+                        one.recorded_updates,
+                        one.recorded_nats,
+                    )
+                    for one in self.presets
+                ],
             )
         return page
 
@@ -271,8 +283,9 @@ def measure_preset(name: str, seconds: float = 2.0) -> PresetSpeed:
     network = build_model(config.model, VOCAB_SIZE, seed=1, dtype=torch.float32)
     per_update = median_seconds(Update(network, config.training), seconds)
     updates = int(recorded.seconds / per_update)
-    first, last = recorded.curve[0][0], recorded.curve[-1][0]
-    return PresetSpeed(name, 1000 * per_update, updates, expected_nats(recorded.curve, updates), first, last)
+    nearest_updates, nats = min(recorded.curve, key=lambda point: abs(math.log(point[0] / max(1, updates))))
+    expected = expected_nats(recorded.curve, updates)
+    return PresetSpeed(name, 1000 * per_update, updates, expected, nearest_updates, nats)
 
 
 def expected_nats(curve: Sequence[tuple[int, float]], updates: int) -> float | None:

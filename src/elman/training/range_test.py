@@ -23,8 +23,6 @@ _SMOOTHING = 0.9
 """What the running mean of the loss keeps at every update."""
 _DIVERGED = 0.25
 """Of what the loss had fallen by: when it has risen again by so much of it, the test is over."""
-_BELOW_LOWEST = 10.0
-"""How far below the rate of the lowest loss the proposal lies."""
 _FEWEST = 20
 """Updates without which there is no curve."""
 
@@ -56,8 +54,12 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float:
-        """A tenth of the rate of the lowest loss, to two figures."""
-        return float(f"{self.lowest / _BELOW_LOWEST:.1e}")
+        """The rate at which the loss falls the most, to two figures.
+
+        A share of the rate of the lowest loss would be no guide: clipped gradients and gates that saturate let the loss
+        of a recurrent network fall on far beyond any rate that it can be trained at.
+        """
+        return float(f"{self.steepest:.1e}")
 
     def settings(self) -> dict[str, float]:
         """The settings proposed, by their names in ``training``."""
@@ -69,7 +71,7 @@ class RangeTest:
     def page(self) -> Page:
         """The curve on a page."""
         page = Page("Which learning rate", "The training loss while the rate rises from update to update.")
-        page.numbers({"proposed": self.suggestion, "where it falls the most": self.steepest, "lowest": self.lowest})
+        page.numbers({"proposed": self.suggestion, "lowest": self.lowest})
         figure, axes = new_figure()
         axes.plot(self.rates, self.nats, alpha=0.3, label="each update")
         axes.plot(self.rates, self.smoothed, color=COLOURS[0], label="running mean")

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from elman.page import COLOURS, Page, new_figure
 from elman.settings import resolve
 from elman.training.folder import JUDGED_FILE, REPORT_FILE, Run
 from elman.training.history import Floats, History, environment_of, read_json, settings_of, spread_out, thinned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _MAX_POINTS = 300
 _MAX_STAGES = 6
@@ -64,6 +67,16 @@ def _legible(character: str) -> str:
     if "\ud800" <= character <= "\udfff":
         return "\ufffd"
     return character if character >= " " or character in "\n\t" else chr(0x2400 + ord(character))
+
+
+def in_plain_powers(axes: Axes) -> None:
+    """A logarithmic scale upwards, whose numbers are written out, and few of them."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
 
 
 class _Report:
@@ -172,7 +185,7 @@ class _Report:
         loss_axes.set_ylim(*_without_beginning(nats, [one["nats_per_token"] for one in known]))
         loss_axes.legend(frameon=False, fontsize=9)
         norm_axes.plot(update, norm, linewidth=1.0, color=COLOURS[2])
-        norm_axes.set_yscale("log")
+        in_plain_powers(norm_axes)
         threshold = self._settings.get("training", {}).get("max_grad_norm")
         if isinstance(threshold, int | float):
             norm_axes.axhline(threshold, color=COLOURS[4], linestyle="--", linewidth=1.0)

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from elman.errors import MissingExtraError
+from elman.errors import UserError
 from elman.training.loop import Callback, Record
 
 TrackerName: TypeAlias = Literal["mlflow", "trackio", "wandb"]
@@ -28,7 +28,7 @@ class Tracker(Callback):
         settings: shown beside it.
 
     Raises:
-        MissingExtraError: the library is not installed.
+        UserError: the library is not installed.
     """
 
     def __init__(self, name: TrackerName, *, run_name: str, settings: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class Tracker(Callback):
         try:
             library = importlib.import_module(name)
         except ImportError:
-            raise MissingExtraError(name, name, f"tracking with {name}") from None
+            raise UserError(f"tracking with {name} needs that library: pip install {name}") from None
         self._log: Callable[[dict[str, float], int], object]
         if name == "mlflow":
             library.set_experiment(_PROJECT)

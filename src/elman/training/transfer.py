@@ -28,7 +28,6 @@ from elman.data.prepare import Dataset, prepare, prepared_folder
 from elman.errors import ConfigError, ModelFileError
 from elman.models.contract import LanguageModel
 from elman.models.file import Bundle, load_model, model_path
-from elman.models.heads import LinearHead
 from elman.models.kinds import model_class
 from elman.settings import Config
 from elman.text.building import tokenizer_from_dict
@@ -40,6 +39,9 @@ _PROBED = 1024
 """Tokens of the new training text that the share is held against."""
 _LOGITS_AT_ONCE = 2**24
 _SHOWN = 20
+_BIAS = "head.bias"
+_ROUNDS = 4
+"""One is enough for a softmax."""
 
 Ids: TypeAlias = NDArray[np.int64]
 
@@ -82,10 +84,11 @@ class Transfer:
     def summary(self) -> str:
         """The report in one line."""
         after = "" if self.updates is None else f" after {self.updates:,} updates"
+        names = ", ".join(self.matched_by_row)
         line = (
             f"started from a model of {self.corpus or 'an unnamed text'}{after}: {self.num_matched:,} tokens matched "
             f"by their text, {self.num_new:,} new, {self.num_dropped:,} dropped; {len(self.copied)} parameters copied, "
-            f"{len(self.matched_by_row)} row by row ({', '.join(self.matched_by_row)})"
+            f"{len(self.matched_by_row)} row by row{f' ({names})' if names else ''}"
         )
         if self.new_tokens:
             more = " ..." if self.num_new > len(self.new_tokens) else ""
@@ -145,7 +148,11 @@ def take_over(config: Config, bundle: Bundle, network: LanguageModel, dataset: D
     old_ids, new_ids = matched_ids(bundle.tokenizer, tokenizer)
     is_new = np.ones(tokenizer.size, bool)
     is_new[new_ids] = False
-    by_row = parameters_by_token(network)
+    fresh = np.flatnonzero(is_new)
+    is_same = bundle.tokenizer.to_dict() == tokenizer.to_dict()
+    by_row = () if is_same else parameters_by_token(network)
+    if fresh.size and _BIAS not in by_row:
+        raise ConfigError(f"model.kind {network.config.kind!r} cannot take new tokens: its output has no bias for each")
     theirs = dict(bundle.network.named_parameters())
     old, new = torch.from_numpy(old_ids).to(network.device), torch.from_numpy(new_ids).to(network.device)
     with torch.no_grad():
@@ -155,7 +162,6 @@ def take_over(config: Config, bundle: Bundle, network: LanguageModel, dataset: D
                 parameter[new] = source[old]
             else:
                 parameter.copy_(source)
-    fresh = np.flatnonzero(is_new)
     share = hold_down(network, fresh, dataset.train.tokens[: _PROBED + 1]) if fresh.size else 0.0
     provenance = bundle.provenance
     transfer = Transfer(
@@ -205,7 +211,10 @@ def parameters_by_token(network: LanguageModel) -> tuple[str, ...]:
         if shapes.get(name) == (network.vocab_size + 1, *shape[1:]) and shape[0] == network.vocab_size:
             found.append(name)
         elif shapes.get(name) != shape:
-            raise ConfigError(f"model.kind {network.config.kind!r} cannot be started from another: {name} has no rows")
+            raise ConfigError(
+                f"a model whose output is shaped by the vocabulary ({name}) cannot take other tokens than it has: give "
+                "one with model.output linear, or a text of the same tokens"
+            )
     return tuple(found)
 
 
@@ -215,6 +224,8 @@ def hold_down(network: LanguageModel, fresh: Ids, tokens: NDArray[Any]) -> float
         share_t = sigmoid(b + r_t),  r_t = logsumexp of new logits without b - logsumexp of old logits
         b = log(NEW_SHARE / (1 - NEW_SHARE)) - max_t r_t
 
+    For a mixture of softmaxes, whose share is a mean of such, the last line is repeated with what is still missing.
+
     Args:
         network: with all else in place.
         fresh: the ids of the new tokens.
@@ -223,21 +234,18 @@ def hold_down(network: LanguageModel, fresh: Ids, tokens: NDArray[Any]) -> float
     Returns:
         The share that they have now, on average.
     """
-    head = network.head
-    if not isinstance(head, LinearHead):
-        raise ConfigError(f"model.kind {network.config.kind!r} cannot take new tokens: its output has no bias for each")
+    bias = dict(network.named_parameters())[_BIAS]
     num_probed = max(1, min(len(tokens), _LOGITS_AT_ONCE // network.vocab_size))
     tokens_BT = torch.from_numpy(np.asarray(tokens[:num_probed], np.int64)).unsqueeze(0).to(network.device)
     is_new_V = torch.zeros(network.vocab_size, dtype=torch.bool, device=network.device)
     is_new_V[torch.from_numpy(fresh).to(network.device)] = True
     with torch.no_grad():
-        head.bias[is_new_V] = 0.0
         features_BTF, _ = network.features(tokens_BT, network.initial_state(1))
-        logits_BTV = head.logits(features_BTF)
-        ratio_BT = logits_BTV[..., is_new_V].logsumexp(-1) - logits_BTV[..., ~is_new_V].logsumexp(-1)
-        bias = math.log(NEW_SHARE / (1 - NEW_SHARE)) - ratio_BT.max().item()
-        head.bias[is_new_V] = bias
-        return (ratio_BT + bias).sigmoid().mean().item()
+        for _ in range(_ROUNDS):
+            log_probs_BTV = network.head.log_probs(features_BTF)
+            odds_BT = log_probs_BTV[..., is_new_V].logsumexp(-1) - log_probs_BTV[..., ~is_new_V].logsumexp(-1)
+            bias[is_new_V] += math.log(NEW_SHARE / (1 - NEW_SHARE)) - odds_BT.max().item()
+        return network.head.log_probs(features_BTF)[..., is_new_V].exp().sum(-1).mean().item()
 
 
 def _sha256(path: Path) -> str:

@@ -152,6 +152,11 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return _condition(self.pid) not in ("Z", "X")
+
     def wait(self) -> Ended:
         """Wait for its end; one that takes too long is killed and counts as such."""
         code = self.lab.wait(self.pid)
@@ -237,7 +242,7 @@ class Lab:
         return Process(self, pid, files, time.monotonic(), tracer)
 
     def _traced(self, pid: int, files: Path, inject: str | None, trace: str | None) -> subprocess.Popen[bytes]:
-        until(lambda: _is_stopped(pid))
+        until(lambda: _condition(pid) == "T")
         calls = trace or (inject or "").partition(":")[0]
         words = ["strace", "-f", "-y", "-p", str(pid), "-o", f"{files}.trace", "-e", f"trace={calls}"]
         if inject is not None:
@@ -306,8 +311,9 @@ def until(is_so: Callable[[], bool], patience: float = PATIENCE) -> None:
         time.sleep(0.001)
 
 
-def _is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+def _condition(pid: int) -> str:
+    """R for running, T for stopped, Z for ended, and the like."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 _CLOCK = ("measured",)
