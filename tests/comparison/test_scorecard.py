@@ -84,7 +84,8 @@ def test_every_way_is_measured_with_the_same_number_of_parameters(measured):
     for card in found.cards:
         assert card.parameters == pytest.approx(20_000, rel=0.05)
         assert card.training.sizes == (4, 32)
-        assert min(*card.training.costs, *card.generation.costs, card.parallelism, card.share_of_peak) > 0
+        assert min(*card.training.costs, *card.generation.costs, card.parallelism) > 0
+        assert card.share_of_peak is None if "transformer" in card.way else card.share_of_peak > 0
 
 
 def test_state_and_paths_grow_as_they_must(measured):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import elman
 from elman.errors import ElmanError
-from elman.training import keeper
+from elman.training import checkpoint, keeper
 from elman.training.folder import Run
 from elman.training.loop import Callback
 from elman.training.run import train
@@ -127,6 +127,21 @@ def test_work_that_cannot_be_saved_at_the_end_is_a_failure_with_the_remedy(corpu
     Failing(monkeypatch, "tensors.safetensors", range(3, 10**6))
     with pytest.raises(ElmanError, match=r"cannot write .* bytes.*: the checkpoint before is whole; .*elman resume"):
         train(corpus, out=tmp_path / "run", **settings())
+
+
+def test_a_checkpoint_that_is_not_read_back_as_written_is_written_again(corpus, undisturbed, tmp_path, monkeypatch):
+    flush, hurt = checkpoint._flush_folder, []
+
+    def hurts_the_third(path: Path) -> None:
+        flush(path)
+        if path.name == "update-00000004-00.tmp":
+            (path / "trainer.json").write_bytes(b"{}")
+            hurt.append(path)
+
+    monkeypatch.setattr(checkpoint, "_flush_folder", hurts_the_third)
+    run = train(corpus, out=tmp_path / "run", **settings())
+    assert len(hurt) == 1
+    assert_same_end(run, undisturbed)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -118,9 +118,7 @@ def test_the_first_50_losses_are_those_of_the_example(name: str, tied: bool, dat
     theirs = straight_line_losses(example, tokens)
     assert len(ours) == UPDATES
     assert ours[0] != ours[-1]
-    # Sums are taken in another order, and at rate 20 the rounding of float64 grows: in a tanh network to whole nats.
-    until = 20 if name == "RNN_TANH" else UPDATES
-    assert ours[:until] == pytest.approx(theirs[:until], abs=1e-5)
+    assert ours == pytest.approx(theirs, abs=1e-8)
 
 
 @pytest.mark.global_rng

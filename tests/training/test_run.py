@@ -208,6 +208,26 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(corpus: Path, t
     assert [path.name for path in run.path.rglob("*.tmp")] == ["mine.tmp"]
 
 
+def test_a_run_that_was_being_replaced_is_taken_for_a_run_until_the_end(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(corpus, out=tmp_path / "run", **settings(max_updates=2))
+    remove = shutil.rmtree
+
+    def dies(path: Path, **options: Any) -> None:
+        if path.name == "samples":
+            raise RuntimeError("killed")
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+        train(corpus, out=run.path, overwrite=True, **settings(max_updates=3))
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    assert not run.model.exists()
+    again = train(corpus, out=run.path, resume="auto", **settings(max_updates=3))
+    assert [r["update"] for r in again.records() if r["kind"] == "update"] == [1, 2, 3]
+
+
 def test_resume_refuses_another_corpus(corpus: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text(corpus.read_text("utf-8"), "utf-8")

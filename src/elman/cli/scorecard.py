@@ -77,7 +77,7 @@ def scorecard(
         ]
         print_table(title, ["model", *(f"{size:,}" for size in sizes), "k"], rows)
     rows = [
-        [card.way, f"{card.parameters:,}", f"{card.parallelism:.1f}", f"{card.share_of_peak:.1%}"]
+        [card.way, f"{card.parameters:,}", f"{card.parallelism:.1f}", _share(card.share_of_peak)]
         for card in found.cards
     ]
     headings = ["model", "parameters", "times faster", "share of peak"]
@@ -89,6 +89,10 @@ def scorecard(
 
 def _exponent(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _numbers(name: str, text: str | None) -> tuple[int, ...]:

@@ -97,8 +97,9 @@ class Card:
     """Bytes carried, by position; none where the text is read again."""
     gradient_path: Growth
     """Arithmetic steps, by distance in tokens."""
-    share_of_peak: float
-    """Operations in the fastest training over those of a large product of matrices on the same device."""
+    share_of_peak: float | None
+    """Operations in the fastest training over those of a large product of matrices on the same device; none where the
+    operations of a token depend on its place."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -247,7 +248,7 @@ def _card(
         generation=Growth(tuple(positions), tuple(clock(_carries_on(network, state)) for state in states)),
         state=Growth(tuple(positions), tuple(float(state.num_bytes) for state in states)),
         gradient_path=Growth(tuple(distances), tuple(float(gradient_path(exact, d)) for d in distances)),
-        share_of_peak=PASSES_IN_TRAINING * operations / min(per_token) / peak,
+        share_of_peak=None if _is_growing(network) else PASSES_IN_TRAINING * operations / min(per_token) / peak,
     )
 
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+_FEW_NUMBERS = 2**20
+"""Logits of a whole batch that PyTorch's own operations take as they are: 4 MiB of float32."""
 _NUMBERS_AT_ONCE = 2**22
 """Logits of a piece: 16 MiB of float32."""
 _MIN_ROWS = 256
@@ -197,8 +199,10 @@ def in_pieces(
         parameters: those of the cost.
     """
     takes_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x_RF, *parameters))
-    num_rows = max(_MIN_ROWS, _NUMBERS_AT_ONCE // cost.numbers_per_row(parameters))
-    if torch.compiler.is_compiling():  # which makes a form of its own, and cannot look into this one
+    numbers_per_row = cost.numbers_per_row(parameters)
+    num_rows = max(_MIN_ROWS, _NUMBERS_AT_ONCE // numbers_per_row)
+    # A compiler makes a form of its own, and cannot look into this one.
+    if torch.compiler.is_compiling() or len(x_RF) * numbers_per_row <= _FEW_NUMBERS:
         return Costs(*(part * weight_R for part in cost.costs(x_RF, targets_R, parameters)))
     if not takes_gradient:
         pieces = zip(x_RF.split(num_rows), targets_R.split(num_rows), strict=True)
