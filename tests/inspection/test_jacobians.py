@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import mpmath
+import mpmath  # comes with torch
 import numpy as np
 import pytest
 import torch

@@ -22,7 +22,7 @@ from elman.text.building import tokenizer_from_dict
 from elman.text.tokenizers import CharTokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lstm-char.safetensors"
-WITH_FEWER_SETTINGS = GOLDEN.with_name("lstm-char-first.safetensors")
+WITH_FEWER_SETTINGS = [GOLDEN.with_name(f"lstm-char-{which}.safetensors") for which in ("first", "second")]
 TOKENIZER = CharTokenizer("abcdé\n")
 TOKENS = torch.tensor([[0, 2, 3, 4, 7, 5, 6]])
 
@@ -99,7 +99,7 @@ def golden_bundle() -> Bundle:
 GOLDEN_LOGITS = [-0.4214604, 0.0687053, -0.3158703, 0.1742953, -0.2725214, 0.155403, -0.1669314, 0.2609931]
 
 
-@pytest.mark.parametrize("path", [GOLDEN, WITH_FEWER_SETTINGS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [GOLDEN, *WITH_FEWER_SETTINGS], ids=lambda path: path.stem)
 def test_a_golden_file_still_loads_and_gives_the_same_logits(path):
     loaded = load_model(path)
     assert loaded.provenance == {"corpus": "golden", "corpus_sha256": "0" * 64, "seed": 1, "updates": 2}
