@@ -4,9 +4,10 @@
 
 Each model has two layers of 128 units, 65 tokens and random weights; one thread. The LSTM draws a million tokens by
 `Engine.draw`; the places on the way are kept, and go on in turn: the time per token at each is the median of the turns,
-its memory what the process has held up to there. The Transformer takes steps of PyTorch with a cache of so many positions, whose entries are random numbers, since
-their values do not change the work; without a cache it reads the whole text for one more token, up to 10,000. `--save`
-writes docs/images/constant-cost.svg and benchmarks/results/constant-cost.json.
+its memory what the process has held up to there. The Transformer takes steps of PyTorch with a cache of so many
+positions, whose entries are random numbers, since their values do not change the work; without a cache it reads the
+whole text for one more token, up to 10,000. `--save` writes docs/images/constant-cost.svg and
+benchmarks/results/constant-cost.json.
 """
 
 from __future__ import annotations
