@@ -214,7 +214,7 @@ def test_a_frozen_process_ends_all_and_is_named(texts: Path, tmp_path: Path, vic
         assert end["error"] == "LostProcessError"
         # The first keeps the store here, as it does not under torchrun; a store that is silent is all that is known.
         assert ("rank 0, or whoever keeps the store" if victim == 0 else f"rank {victim} (process") in end["text"]
-        assert end["until_all_ended"] < 2 * SILENT_SECONDS + 10 if victim == 0 else 30
+        assert end["until_all_ended"] < (2 * SILENT_SECONDS + 10 if victim == 0 else 30)
 
 
 def test_what_torchrun_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
