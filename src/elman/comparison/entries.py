@@ -175,8 +175,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Settings:
     found: Settings = dict(below)
     for section, value in above.items():
         lower = found.get(section)
-        both = isinstance(value, Mapping) and isinstance(lower, Mapping)
-        found[section] = {**lower, **value} if both else value  # type: ignore[dict-item]
+        found[section] = {**lower, **value} if isinstance(lower, Mapping) and isinstance(value, Mapping) else value
     return found
 
 

@@ -371,7 +371,7 @@ def _shortest_path(start: Node, leaves: set[int]) -> int:
         cost, _, node = heapq.heappop(queue)
         if cost > best[node]:
             continue
-        if node.name() == _LEAF and id(node.variable) in leaves:  # type: ignore[attr-defined]
+        if node.name() == _LEAF and id(node.variable) in leaves:  # type: ignore[attr-defined]  # leaves have it
             return cost
         for following, _ in node.next_functions:
             if following is None:

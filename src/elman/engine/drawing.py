@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+
+# The compiled functions below have no types: Numba finds those of their arguments.
+from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
 from numba import njit, types
 
 from elman.engine.emit import F64, I32, I64

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 # The functions below have no types: Numba finds those of their arguments.
-from llvmlite import binding, ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]  # ships no types
 from numba import njit, types
 from numba.core import cgutils
 
@@ -92,7 +92,7 @@ def operation(name: str, kinds: Sequence[Any], gives: Any, write: Callable[[Any,
 
     names = ["typing", *(f"a{number}" for number in range(len(kinds)))]
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Numba reads it
     typed.__name__ = name
     return intrinsic(typed)
 

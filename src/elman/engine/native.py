@@ -169,7 +169,7 @@ def link(made: Compiled) -> int:
 
 @cache
 def _loader() -> Any:
-    from llvmlite import binding  # type: ignore[import-untyped]
+    from llvmlite import binding  # type: ignore[import-untyped]  # ships no types
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()

@@ -163,6 +163,7 @@ class Gradients:
         nats, states = [], []
         for number in range(num_pieces):
             rows = share_of(num_rows, number, num_pieces)
+            # mypy does not see the type of a default argument of a lambda.
             piece, state = segment.cut(rows), before.map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
             if self._shards is not None:
                 self._shards.adds_up(number == num_pieces - 1)

@@ -50,6 +50,7 @@ class Shards:
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no mean
         self._root.set_reduce_scatter_unused_params(True)
         register_fsdp_forward_method(network, "features")
+        # For this one network, whose parameters are no longer whole when it is asked.
         network.initial_state = lambda batch_size: initial.select([0] * batch_size)  # type: ignore[method-assign]
         self._names = [name for name, _ in network.named_parameters()]
         self._divided = [cast(DTensor, parameter) for parameter in network.parameters()]
