@@ -344,7 +344,8 @@ def test_the_kinds_that_have_to_be_native_are_and_the_others_say_why():
     assert all(made.level == "native" or made.reason for made in found.values())
     assert found["transformer"].level == "fallback"
     page = (Path(__file__).parents[2] / "docs" / "engine.md").read_text(encoding="utf-8")
-    assert page.endswith("".join(f"| {kind} | {level} | {reason} |\n" for kind, (level, reason) in found.items()))
+    rows = "".join(f"| {kind} | {level} | {reason} |\n" for kind, (level, reason) in found.items())
+    assert f"\n|---|---|---|\n{rows}\n" in page
 
 
 @pytest.mark.slow
