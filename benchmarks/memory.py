@@ -1,4 +1,4 @@
-"""Memory and time of training by the length of a segment: as it is, recomputed, in half the bits, compiled.
+"""Memory and time of training by the length of a segment: as it is, recomputed, in half the bits, in pieces of rows.
 
     python benchmarks/memory.py
     python benchmarks/memory.py --kind mingru --lengths 64,256,1024

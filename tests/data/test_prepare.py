@@ -7,6 +7,9 @@ import hashlib
 import json
 import mmap
 import os
+import signal
+import subprocess
+import sys
 import tracemalloc
 from array import array
 from dataclasses import replace
@@ -263,6 +266,39 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(tmp_pa
     del dataset
     gc.collect()
     assert not folder.exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from elman.config import DataConfig, TextConfig, TokenizerConfig
+from elman.data import prepare as module
+
+module._encode = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[3] == "cache":
+    module.prepare(DataConfig(corpus=sys.argv[1]), TextConfig(), TokenizerConfig(level="byte"), Path(sys.argv[2]))
+module.prepare_folder(Path(sys.argv[2], "out"), DataConfig(corpus=sys.argv[1]), TextConfig(), TokenizerConfig())
+"""
+
+
+@pytest.mark.parametrize("where", ["cache", "folder"])
+def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path, cache, where):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    home = cache / "tokens" if where == "cache" else tmp_path / "prepared"
+    if where == "cache":
+        prepared(path, cache)
+    environment = os.environ | {"PYTHONPATH": str(Path(elman.__file__).parents[1])}
+    words = [sys.executable, "-c", KILLED, str(path), str(cache if where == "cache" else home), where]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert len([found for found in home.iterdir() if any(found.glob("*.bin"))]) == 1 + (where == "cache")
+    if where == "cache":  # it need not make anything itself
+        prepared(path, cache)
+    else:
+        prepare_folder(home / "out", DataConfig(corpus=str(path)), TextConfig(), TokenizerConfig())
+    (entry,) = home.iterdir()
+    assert not entry.name.startswith(".")
 
 
 class _Unknown(Source):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from html.parser import HTMLParser
 
@@ -128,3 +130,17 @@ def test_a_browser_shows_it_without_a_sideways_scroll(tmp_path):
         assert view.locator("h2").all_inner_texts() == ["First", "Second"]
         browser.close()
     assert complaints == []
+
+
+def test_a_disk_that_fails_leaves_the_page_before(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "report.html"
+    Page("Before").write(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"report\.html: the page cannot be written \(No space left on device\)"):
+        full_page().write(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]

@@ -20,8 +20,11 @@ from safetensors.torch import save_file
 import elman
 from elman.data.prepare import Dataset, prepare
 from elman.errors import ElmanError
+from elman.models.file import Bundle
+from elman.models.kinds import build_model, model_config
 from elman.settings import Config, resolve
 from elman.training import resume
+from elman.training.distillation import Teacher
 from elman.training.distributed import Ranks, join
 from elman.training.loop import Callback, Record, Trainer
 
@@ -54,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"layers": ["mingru", "transformer"], "hidden_size": 8, "embedding_size": 8, "num_heads": 2},
         "training": {"max_updates": 20},
     },
+    "taught": {"dtype": "float64", "model": SMALL, "training": {"reset_probability": 0.1, "max_updates": 30}},
     "pairs": {
         "dtype": "float64",
         "model": {"kind": "seq2seq", "hidden_size": 8, "embedding_size": 6, "dropout": 0.2},
@@ -87,6 +91,16 @@ def write_texts(folder: Path) -> None:
 def dataset_of(config: Config) -> Dataset:
     """Its tokens."""
     return prepare(config.data, config.text, config.tokenizer)
+
+
+def options_of(name: str, config: Config) -> dict[str, Any]:
+    """What else a trainer of a case takes: a teacher for one of them."""
+    if name != "taught":
+        return {}
+    tokenizer = dataset_of(config).tokenizer
+    settings = model_config({"kind": "gru", "hidden_size": 7, "embedding_size": 5})
+    network = build_model(settings, tokenizer.size, seed=8, dtype=torch.float64, boundary_id=tokenizer.boundary_id)
+    return {"teacher": Teacher([Bundle(network, tokenizer)], temperature=2.0)}
 
 
 def results(config: Config, ranks: Ranks | None = None, **options: Any) -> tuple[Trainer, dict[str, torch.Tensor]]:
@@ -125,7 +139,8 @@ class StopAt(Callback):
 def equalities(folder: Path, ranks: Ranks) -> None:
     """Every case, and a divided model."""
     for name, case in CASES.items():
-        _, found = results(config_of(case, folder), ranks)
+        config = config_of(case, folder)
+        _, found = results(config, ranks, **options_of(name, config))
         save_file(found, folder / f"{name}-{ranks.rank}.safetensors")
     for name, training in (("sharded", {}), ("sharded-pieces", {"accumulate": 2, "recompute_tokens": 5})):
         _, found = results(config_of(SHARDED, folder, shard=True, **training), ranks)
@@ -164,8 +179,8 @@ def runs(folder: Path) -> None:
         resume(folder / f"{name}-stopped")
 
 
-def endless(folder: Path) -> None:
-    """Train until somebody ends it; say when it has begun, and what became of it."""
+def endless(folder: Path, *words: str) -> None:
+    """Train until somebody ends it, a divided model where that is asked for; say when it has begun, and the end."""
     rank = int(os.environ["RANK"])
 
     class Begun(Callback):
@@ -174,14 +189,13 @@ def endless(folder: Path) -> None:
                 (folder / f"begun-{rank}").write_text(str(os.getpid()))
             time.sleep(0.01)
 
-    config = config_of(CASES["float32"], folder, max_updates=10**6)
-    started = time.monotonic()
+    config = config_of(CASES["float32"], folder, max_updates=10**6, shard="divided" in words)
     try:
         with join() as ranks:
             for _ in Trainer(config, dataset_of(config), callbacks=[Begun()], ranks=ranks).records():
-                started = time.monotonic()
+                pass
     except ElmanError as error:
-        told = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - started}
+        told = {"error": type(error).__name__, "text": str(error)}
         (folder / f"end-{rank}.json").write_text(json.dumps(told))
         sys.stdout.flush()
         os._exit(1)  # threads of the group may wait for the lost process yet
@@ -195,7 +209,7 @@ def main() -> None:
         with join() as ranks:
             equalities(folder, ranks)
     else:
-        {"runs": runs, "endless": endless, "devices": on_devices}[what](folder)
+        {"runs": runs, "endless": endless, "devices": on_devices}[what](folder, *sys.argv[3:])
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def test_with_none_left_the_error_says_so(tmp_path):
 
 def test_old_ones_stay_when_the_new_one_cannot_be_read_back(tmp_path, monkeypatch):
     save(tmp_path, 5, 10, keep=2)
-    monkeypatch.setattr("elman.training.checkpoint._flush_folder", lambda path: _damage_new(path))
+    monkeypatch.setattr("elman.training.checkpoint.flush_folder", lambda path: _damage_new(path))
 
     def _damage_new(path: Path) -> None:
         if (path / "trainer.json").exists():

@@ -130,7 +130,7 @@ def test_work_that_cannot_be_saved_at_the_end_is_a_failure_with_the_remedy(corpu
 
 
 def test_a_checkpoint_that_is_not_read_back_as_written_is_written_again(corpus, undisturbed, tmp_path, monkeypatch):
-    flush, hurt = checkpoint._flush_folder, []
+    flush, hurt = checkpoint.flush_folder, []
 
     def hurts_the_third(path: Path) -> None:
         flush(path)
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_is_not_read_back_as_written_is_written_again(corpus, 
             (path / "trainer.json").write_bytes(b"{}")
             hurt.append(path)
 
-    monkeypatch.setattr(checkpoint, "_flush_folder", hurts_the_third)
+    monkeypatch.setattr(checkpoint, "flush_folder", hurts_the_third)
     run = train(corpus, out=tmp_path / "run", **settings())
     assert len(hurt) == 1
     assert_same_end(run, undisturbed)

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from elman.config import DataConfig, TextConfig, TokenizerConfig
 from elman.data.store import Tokens, TokenStore, compact, shard_path, write_tokens
 from elman.errors import ConfigError, ElmanError, TextError
+from elman.files import Building, clear_building
 from elman.text.bpe import BPETokenizer
 from elman.text.building import tokenizer_from_dict, train_tokenizer
 from elman.text.corpora import cache_folder, is_named, open_corpus
@@ -110,17 +111,17 @@ def prepare(
         tokenizer = BPETokenizer.from_file(tokenizer.path)
     corpus = open_corpus(data, text, raw=tokenizer.level == "byte")
     home = (cache or cache_folder()) / "tokens"
+    clear_building(home)
     key = _cache_key(corpus, data, text, tokenizer, extends)
     if key is not None and (dataset := _load(home / key)) is not None:
         return dataset
     notices = []
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".building-", dir=home))
+        building = Building(home)
     except OSError as error:
         notices.append(f"the cache folder {home} cannot be written ({error.strerror}); tokens are not kept")
-        folder, key = Path(tempfile.mkdtemp(prefix="elman-")), None
-    is_kept = False
+        building, key = Building(_temporary_folder()), None
+    folder, is_kept = building.path, False
     try:
         _build(folder, corpus, data, text, tokenizer, notices, extends=extends)
         if key is not None and (is_kept := _move(folder, home / key)):
@@ -129,13 +130,19 @@ def prepare(
         if dataset is None:
             raise ElmanError(f"the tokens written to {folder} cannot be read back; is the disk damaged?")
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        building.close()
         if isinstance(error, OSError):
             raise TextError(f"cannot write the tokens to {folder}: {error.strerror or error}") from None
         raise
-    if not is_kept:
-        weakref.finalize(dataset, shutil.rmtree, folder, ignore_errors=True)
+    if is_kept:
+        building.close()
+    else:
+        weakref.finalize(dataset, building.close)
     return dataset
+
+
+def _temporary_folder() -> Path:
+    return Path(tempfile.gettempdir())
 
 
 def prepare_folder(
@@ -167,15 +174,10 @@ def prepare_folder(
     asked = tokenizer if tokenizer.path is None else BPETokenizer.from_file(tokenizer.path)
     corpus = change(open_corpus(data, text, raw=tokenizer.level == "byte"))
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        try:
-            _build(folder, corpus, data, text, asked, [], shard_tokens=shard_tokens)
-            folder.chmod(0o755)
-            folder.rename(out)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+        with Building(out.parent) as building:
+            _build(building.path, corpus, data, text, asked, [], shard_tokens=shard_tokens)
+            building.path.chmod(0o755)
+            building.path.rename(out)
     except OSError as error:
         raise TextError(f"cannot write the tokens to {out}: {error.strerror or error}") from None
     return _of_folder(out, tokenizer)
@@ -234,17 +236,17 @@ def tokenize_text(text: Source | str, tokenizer: Tokenizer, *, unknown: Unknown 
         chunks = [np.empty(0, np.int64)] if text else [np.array([tokenizer.boundary_id])]
         counts = _encode(StringSource(text).pieces(), tokenizer, chunks.append, unknown=unknown)
         return Split(compact(np.concatenate(chunks), tokenizer.size), **counts)
-    folder = Path(tempfile.mkdtemp(prefix="elman-"))
+    building = Building(_temporary_folder())
     try:
-        with write_tokens(folder / "text.bin", tokenizer.size) as writer:
+        with write_tokens(building.path / "text.bin", tokenizer.size) as writer:
             counts = _encode(text.pieces(), tokenizer, writer.append, unknown=unknown)
         if not counts["num_chars"]:
             raise TextError("the text is empty")
         split = Split(writer.store.read(), **counts)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        building.close()
         raise
-    weakref.finalize(split, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(split, building.close)
     return split
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elman.errors import UserError
+from elman.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,9 +106,14 @@ class Page:
             runs.append({"shade": shade, "note": note, "text": "".join(piece.text for piece in group)})
         self._add("coloured", runs=runs, low=low, high=high, caption=caption)
 
-    def columns(self, texts: Mapping[str, str]) -> None:
-        """Add several texts side by side, each under its name; one below the other where there is no room."""
-        self._add("columns", texts=dict(texts))
+    def columns(self, texts: Mapping[str, str], summary: str = "") -> None:
+        """Add several texts side by side, each under its name; one below the other where there is no room.
+
+        Args:
+            texts: by name.
+            summary: stands in their place until they are asked for; empty: they are shown.
+        """
+        self._add("columns", texts=dict(texts), summary=summary)
 
     def _add(self, kind: str, **values: Any) -> None:
         self._blocks.append({"kind": kind, **values})
@@ -127,7 +133,7 @@ class Page:
     def write(self, path: Path) -> None:
         """Write the page to a file. Raises UserError: it cannot be written."""
         try:
-            path.write_text(self.html(), "utf-8")
+            write_atomically(path, self.html().encode())
         except OSError as error:
             raise UserError(f"{path}: the page cannot be written ({error.strerror}); name another file") from None
 
@@ -184,7 +190,7 @@ def _style(axes: Axes) -> None:
 def write_svg(figure: Figure, path: Path) -> None:
     """Write a picture to a file of its own, on white."""
     figure.patch.set(alpha=1.0, facecolor="white")
-    path.write_text(_svg(figure), "utf-8")
+    write_atomically(path, _svg(figure).encode())
 
 
 def _svg(figure: Figure) -> str:

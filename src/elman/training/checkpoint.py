@@ -13,16 +13,18 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load as tensors_from_bytes
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from elman.errors import ModelFileError, TrainingError
+from elman.files import flush_folder
 
 _TENSORS, _TRAINER, _MANIFEST = "tensors.safetensors", "trainer.json", "manifest.json"
 _NAME = re.compile(r"update-(\d+)-(\d+)")
@@ -62,8 +64,8 @@ def save_checkpoint(folder: Path, update: int, checkpoint: Checkpoint, keep: int
         if of_update:
             target = folder / f"update-{update:08d}-{_numbers(target)[1] + 1:02d}"
         _write(target, files | {_MANIFEST: json.dumps(manifest, sort_keys=True).encode()})
-    _flush_folder(folder)
-    _read(target)
+    flush_folder(folder)
+    _verified(target)
     others = [path for path in found if path != target]
     for old in others[: max(0, len(others) - keep + 1)]:
         _remove(old)
@@ -81,7 +83,7 @@ def _write(target: Path, files: Mapping[str, bytes]) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        _flush_folder(beside)
+        flush_folder(beside)
         beside.rename(target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint only takes room
@@ -163,33 +165,41 @@ def _set_aside(path: Path) -> None:
 def _holds(path: Path, manifest: Mapping[str, Any]) -> bool:
     """Whether a checkpoint is whole and has these contents."""
     try:
-        _read(path)
-        return bool(json.loads((path / _MANIFEST).read_bytes()) == manifest)
-    except (ModelFileError, OSError, ValueError):
+        return _verified(path) == manifest
+    except ModelFileError:
         return False
 
 
 def _read(path: Path) -> Checkpoint:
-    try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
-        files = {name: (path / name).read_bytes() for name in (_TENSORS, _TRAINER)}
-        for name, data in files.items():
-            if manifest[name] != {"bytes": len(data), "sha256": _sha256(data)}:
+    with _called_damage(path):
+        _verified(path)
+        # Mapped into memory, not read a second time: its pages are those that have just been verified.
+        return Checkpoint(load_file(path / _TENSORS), json.loads((path / _TRAINER).read_bytes()))
+
+
+def _verified(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are what it says. Raises ModelFileError: they are not."""
+    with _called_damage(path):
+        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_bytes())
+        for name in (_TENSORS, _TRAINER):
+            with (path / name).open("rb") as file:
+                num_bytes = os.fstat(file.fileno()).st_size
+                found = {"bytes": num_bytes, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+            if manifest[name] != found:
                 raise ModelFileError(f"checkpoint {path.name} is damaged: {name} differs from its manifest")
-        return Checkpoint(tensors_from_bytes(files[_TENSORS]), json.loads(files[_TRAINER]))
+        return manifest
+
+
+@contextmanager
+def _called_damage(path: Path) -> Iterator[None]:
+    """Whatever reading a checkpoint raises is a ModelFileError that says so."""
+    try:
+        yield
     except ModelFileError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelFileError(f"checkpoint {path.name} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _flush_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,14 +3,15 @@
 Each process reads rows of its own and holds the whole model. What depends on a clock, on a signal or on one process's
 rows is agreed before anything follows from it, so that all take the same way through the training.
 
-Beside the training, a thread of each process writes a sign of life into the store that the processes share, and the
-first process reads all of them. So a process that has ended, or that is frozen, is named within seconds, however long
-the others have been waiting for it in the middle of a sum.
+Beside the training, threads of each process write signs of life into the store that the processes share, and read
+those of the next process. So one that has ended, or that is frozen, is named within seconds, be it the one that keeps
+the store, and however long the others have been waiting for it in the middle of a sum.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -42,7 +43,8 @@ SILENT_SECONDS = 15.0
 """Without one, after which a process counts as lost."""
 _WAIT = timedelta(seconds=1)
 """For the others, before asking again whether one is lost."""
-_STORE_TIMEOUT = timedelta(seconds=10)
+_STORE_TIMEOUT = timedelta(minutes=10)
+"""For all processes to start, and for the store to be there."""
 _BUCKET_BYTES = 2**25
 """Gradients are added up in pieces of this size, so that it takes no second copy of them all."""
 _LOST = "lost"
@@ -138,16 +140,15 @@ class ProcessGroup(Ranks):
         self.rank, self.size = place.rank, place.size
         self._place = place
         self._num_turns = 0
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(minutes=10)))
+        store, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
         # Where a program trains several times, every training has a part of the store of its own.
         prefix = f"elman/{(store.add('elman', 1) - 1) // place.size}"
         self._store = PrefixStore(prefix, store)
+        self._watch = _Watch(prefix, place)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         of_group = PrefixStore("group", self._store)
         dist.init_process_group(backend, store=of_group, rank=place.rank, world_size=place.size)
-        self._watch = _Watch(prefix, place)
-        self.any(False)  # from here on the signs of life of all are there to be read
-        self._watch.start()
+        self._watch.begin()  # all have met, so the first sign of each is there
 
     def any(self, flag: bool) -> bool:
         return self.sum(float(flag))[0] > 0
@@ -192,12 +193,36 @@ class ProcessGroup(Ranks):
         key = f"turn/{self._num_turns}/{self._place.machine}"
         if self._place.local_rank == 0:
             made = make()
-            self._store.set(key, "done")
+            self._ask_store(lambda: self._store.set(key, "done"))
             return made
-        while not self._store.check([key]):
-            self._watch.check()
-            time.sleep(0.05)
+        self._ask_store(lambda: self._wait_until_set(key))
         return make()
+
+    def _wait_until_set(self, key: str) -> None:
+        # Asked again and again: a call that waits would keep others, such as NCCL, from the store.
+        while not (self._watch.ended.is_set() or self._store.check([key])):
+            time.sleep(0.05)
+
+    def _ask_store(self, ask: Callable[[], None]) -> None:
+        """Ask something of the store, and wait for its answer or for the news that a process is lost.
+
+        Where the keeper of the store is frozen, whoever asks it waits for ever: that is left to a thread.
+        """
+        errors: list[RuntimeError] = []
+        is_answered = threading.Event()
+
+        def wait_for_answer() -> None:
+            try:
+                ask()
+            except RuntimeError as error:
+                errors.append(error)
+            is_answered.set()
+
+        threading.Thread(target=wait_for_answer, name="elman-question", daemon=True).start()
+        while not is_answered.wait(_BEAT_SECONDS):
+            self._watch.check()
+        if errors:
+            self._watch.name_lost(errors[0])
 
     def _reduce(self, tensor: Tensor) -> None:
         self._wait(lambda: dist.all_reduce(tensor, async_op=True), tensor.device)
@@ -217,11 +242,14 @@ class ProcessGroup(Ranks):
         except RuntimeError as error:  # the connection to one of them has broken
             self._watch.name_lost(error)
 
+    def look_into(self, error: RuntimeError) -> None:
+        """Raise LostProcessError where an error comes of a lost process, as it may within a divided model."""
+        if isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "NCCL")):
+            self._watch.name_lost(error)
+
     def leave(self, why: str) -> None:
         """Tell the others that this process ends before its time."""
-        self._watch.stop()
-        with suppress(RuntimeError):
-            self._store.compare_set(_LOST, "", f"rank {self.rank} has ended: {why}")
+        self._watch.leave(why)
 
     def close(self) -> None:
         """End together with the others."""
@@ -243,7 +271,11 @@ def join() -> Iterator[Ranks]:
         return
     ranks = ProcessGroup(place)
     try:
-        yield ranks
+        try:
+            yield ranks
+        except RuntimeError as error:
+            ranks.look_into(error)
+            raise
     except BaseException as error:
         said = str(error) if isinstance(error, Exception) else ""
         ranks.leave(" ".join((said or type(error).__name__).split()))
@@ -328,11 +360,26 @@ class _Who(NamedTuple):
     """Whether it runs on this machine."""
 
 
-class _Watch(threading.Thread):
-    """Writes signs of life of this process, and reads those of others.
+class _Heard(NamedTuple):
+    """What the store has said last."""
 
-    The first process reads those of all, the others read that of the first: with many processes the store would
-    otherwise have much to do. Whoever misses one writes down which it is, for all to read.
+    num_answers: int
+    """So many it has given by then."""
+    sign: bytes
+    """Of the next process."""
+    lost: str
+    """Who is lost, in the words of whoever found out first."""
+
+
+class _Watch:
+    """Finds out whether a process is lost, and lets all know which.
+
+    Each process watches the next, the last one the first, and each watches the store. So whichever are lost, and
+    however many: whoever lives before one of them misses it, and writes down which it is, for all to read.
+
+    It takes two threads. One alone talks to the store, because it may wait for ever where the keeper of the store is
+    frozen: the first process, or under ``torchrun`` its launcher. The other judges. It counts silence in beats of its
+    own and not by the clock, so that a process that has been frozen does not take all others for lost when it wakes.
 
     Args:
         prefix: of the part of the store that belongs to this training.
@@ -340,66 +387,111 @@ class _Watch(threading.Thread):
     """
 
     def __init__(self, prefix: str, place: Place) -> None:
-        super().__init__(name="elman-watch", daemon=True)
         self._place = place
         # A connection of its own: that of the main thread may be waiting in it.
-        connection = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=_STORE_TIMEOUT,
-            wait_for_workers=False,
-        )
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        connection = TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
         self._store = PrefixStore(prefix, connection)
-        self._ended = threading.Event()
+        of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+        self._launcher = f"the store that torchrun keeps on {address}" if of_launcher else ""
+        self._who: list[_Who] = []
+        self._heard = _Heard(0, b"", "")
+        self._broken = ""
+        """Why the store cannot be asked any more."""
+        self._found = ""
+        """Who is lost, as this process has found out."""
         self._lost = ""
-        self._seen = time.monotonic()
+        """Who is lost, as all know it."""
+        self._judged_at = time.monotonic()
+        self._woken_at = -math.inf
+        """When this process went on after it had itself been silent."""
+        self.ended = threading.Event()
+        """Set when this process gives no more signs of life."""
+        self._hurry = threading.Event()
+        self._threads: list[threading.Thread] = []
+        if place.rank == 0:
+            self._store.set(_LOST, "")
+        self._store.set(f"sign/{place.rank}", "0")
         self._store.set(f"who/{place.rank}", f"{os.getpid()} {place.machine} {socket.gethostname()}")
-        self._store.set(f"beat/{place.rank}", "0")
 
-    def run(self) -> None:
-        watched = range(1, self._place.size) if self._place.rank == 0 else range(1)
-        keys = [f"beat/{rank}" for rank in watched]
-        newest = dict.fromkeys(watched, (b"", self._seen))
-        beats = 0
-        while not self._ended.wait(_BEAT_SECONDS) and not self._lost:
-            beats += 1
-            try:
-                self._store.set(f"beat/{self._place.rank}", str(beats))
-                if self._store.check([_LOST]):
-                    self._lost = self._store.get(_LOST).decode(errors="replace")
-                values = self._store.multi_get(keys)
-            except RuntimeError as error:
-                self._lost = f"the store that the processes share has gone, and with it who kept it ({_first(error)})"
-                return
-            now = self._seen = time.monotonic()
-            for rank, value in zip(watched, values, strict=True):
-                if value != newest[rank][0]:
-                    newest[rank] = value, now
-                elif now - newest[rank][1] > SILENT_SECONDS:
-                    self._give_up(rank)
+    def begin(self) -> None:
+        """Watch from now on. All processes have made their watch."""
+        told = self._store.multi_get([f"who/{rank}" for rank in range(self._place.size)])
+        self._who = [self._as_told(rank, value.decode()) for rank, value in enumerate(told)]
+        self._judged_at = time.monotonic()
+        for act in (self._exchange, self._judge):
+            self._threads.append(threading.Thread(target=act, name=f"elman{act.__name__}", daemon=True))
+            self._threads[-1].start()
 
-    def _give_up(self, rank: int) -> None:
-        who = self._who(rank)
-        self._write_down(f"{who.name} has not answered for {SILENT_SECONDS:g} seconds")
-        if who.is_here and os.name == "posix":
-            # One that was only stopped goes on, reads that it has been given up, and ends as well.
-            with suppress(OSError):
-                os.kill(who.pid, signal.SIGCONT)
-
-    def _write_down(self, lost: str) -> None:
-        """Say for all to read who is lost; what somebody has said before counts."""
-        self._lost = self._store.compare_set(_LOST, "", lost).decode(errors="replace")
-
-    def _who(self, rank: int) -> _Who:
-        pid, machine, host = self._store.get(f"who/{rank}").decode().split(" ", 2)
+    def _as_told(self, rank: int, text: str) -> _Who:
+        pid, machine, host = text.split(" ", 2)
         is_here = int(machine) == self._place.machine and host == socket.gethostname()
         return _Who(int(pid), f"rank {rank} (process {pid} on {host})", is_here)
 
+    def _exchange(self) -> None:
+        """Write signs of life of this process and read those of the next, until it ends."""
+        mine, of_next = (f"sign/{rank % self._place.size}" for rank in (self._place.rank, self._place.rank + 1))
+        try:
+            while not self.ended.is_set():
+                self._hurry.wait(_BEAT_SECONDS)
+                self._hurry.clear()
+                num_answers = self._heard.num_answers + 1
+                self._store.set(mine, str(num_answers))
+                if self._found:
+                    self._store.compare_set(_LOST, "", self._found)  # what somebody has said before counts
+                lost, sign = self._store.multi_get([_LOST, of_next])
+                self._heard = _Heard(num_answers, sign, lost.decode(errors="replace"))
+        except RuntimeError as error:
+            self._broken = _first(error)
+
+    def _judge(self) -> None:
+        """Count the beats without a sign of the next process, or without an answer of the store."""
+        limit = SILENT_SECONDS / _BEAT_SECONDS
+        before = self._heard
+        without_answer = without_sign = 0
+        while not self.ended.wait(_BEAT_SECONDS) and not self._lost:
+            heard, now = self._heard, time.monotonic()
+            if now - self._judged_at > SILENT_SECONDS:
+                self._woken_at = now
+            self._judged_at = now
+            if heard.num_answers == before.num_answers:
+                without_answer += 1
+            else:
+                without_answer = 0
+                without_sign = without_sign + 1 if heard.sign == before.sign else 0
+            before = heard
+            if heard.lost:
+                self._lost = heard.lost
+            elif self._broken:
+                self._lost = f"{self._launcher or self._who[0].name} has ended ({self._broken})"
+            elif without_answer >= limit:
+                self._lost = f"{self._launcher or self._who[0].name} has not answered for {SILENT_SECONDS:g} seconds"
+            elif without_sign >= limit:
+                lost = self._who[(self._place.rank + 1) % self._place.size]
+                self._write_down(f"{lost.name} has not answered for {SILENT_SECONDS:g} seconds")
+        if self._lost:
+            self._wake_stopped()
+
+    def _write_down(self, found: str) -> None:
+        """Say for all to read who is lost."""
+        self._found = self._found or found
+        until = time.monotonic() + 2 * _BEAT_SECONDS
+        while not (self._heard.lost or self._broken) and time.monotonic() < until:
+            self._hurry.set()
+            time.sleep(0.02)
+        self._lost = self._heard.lost or self._found
+
+    def _wake_stopped(self) -> None:
+        """Have those on this machine that were only stopped go on: they read that they are given up, and end too."""
+        if os.name != "posix":
+            return
+        for who in self._who:
+            if who.is_here and who.pid != os.getpid():
+                with suppress(OSError):
+                    os.kill(who.pid, signal.SIGCONT)
+
     def check(self) -> None:
         """Raise LostProcessError where a process is lost."""
-        if not self._lost and self.is_alive() and time.monotonic() - self._seen > 2 * SILENT_SECONDS:
-            self._lost = "rank 0, or whoever keeps the store that the processes share, does not answer"
         if self._lost:
             raise LostProcessError(f"{self._lost}; the training of all processes ends, its checkpoints are whole")
 
@@ -408,19 +500,30 @@ class _Watch(threading.Thread):
         until = time.monotonic() + SILENT_SECONDS + 3 * _BEAT_SECONDS
         while time.monotonic() < until:
             self.check()
-            for rank in range(self._place.size):
-                with suppress(RuntimeError):
-                    who = self._who(rank)
-                    if who.is_here and _has_ended(who.pid):
-                        self._write_down(f"{who.name} has ended")
-            time.sleep(0.1)
+            now = time.monotonic()
+            if now - self._judged_at > SILENT_SECONDS or now - self._woken_at < SILENT_SECONDS:
+                me = self._who[self._place.rank].name
+                self._lost = f"{me}, this one, has not answered for {SILENT_SECONDS:g} seconds: the others have gone"
+            elif ended := [who.name for who in self._who if who.is_here and _has_ended(who.pid)]:
+                self._write_down(f"{ended[0]} has ended")
+            else:
+                time.sleep(0.1)
         raise LostProcessError(f"the connection to the other processes has broken: {_first(error)}") from error
+
+    def leave(self, why: str) -> None:
+        """Say for all to read that this process ends, and stop."""
+        if not self._lost and self._who:
+            self._write_down(f"{self._who[self._place.rank].name} has ended: {why}")
+        if self._place.rank == 0 and not self._launcher:
+            time.sleep(3 * _BEAT_SECONDS)  # the store ends with it: the others read first
+        self.stop()
 
     def stop(self) -> None:
         """Give no more signs of life."""
-        self._ended.set()
-        if self.is_alive():
-            self.join(2 * _BEAT_SECONDS)
+        self.ended.set()
+        self._hurry.set()
+        for thread in self._threads:
+            thread.join(_BEAT_SECONDS)
 
 
 def _has_ended(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 run.toml           every setting, resolved
 origin.json        what the run was started from, where that is another model, and its tokenizer
+teacher/           the models that it learns from beside the text, where it does, and how
 environment.json   versions, machine, corpus and its SHA-256
 metrics.jsonl      a record per update, evaluation and message
 samples/           a text file per update at which samples were drawn
@@ -24,10 +25,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from elman.errors import ConfigError, ElmanError, ModelFileError
-from elman.models.file import MODEL_FILE, write_atomically
+from elman.files import lock, write_atomically
+from elman.models.file import MODEL_FILE
 from elman.settings import Config, resolve_run
 from elman.text.corpora import is_named
 from elman.training.checkpoint import clear_half_written
+from elman.training.distillation import Teacher
 from elman.training.transfer import Origin
 
 REPORT_FILE = "report.html"
@@ -36,6 +39,7 @@ JUDGED_FILE = "judged.json"
 _PARTS = (
     "run.toml",
     "origin.json",
+    "teacher",
     "environment.json",
     "metrics.jsonl",
     "samples",
@@ -45,7 +49,7 @@ _PARTS = (
     JUDGED_FILE,
     MODEL_FILE,
 )
-_BEGINNINGS = {"samples", "origin.json", "origin.json.tmp", "run.toml.tmp"}
+_BEGINNINGS = {"samples", "origin.json", "origin.json.tmp", "teacher", "run.toml.tmp"}
 """What is written before ``run.toml``."""
 
 
@@ -104,21 +108,18 @@ class Run:
         except (ModelFileError, OSError, ValueError) as error:
             raise ModelFileError(f"{str(path)!r} is damaged: {error}") from None
 
+    @property
+    def teacher(self) -> Path:
+        """The folder of the models that it learns from; it is there where it does."""
+        return self.path / "teacher"
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes from writing this folder. Raises ElmanError where one does."""
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
-            yield
-            return
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise ElmanError(f"another process is writing the run {str(self.path)!r}: wait for it or stop it") from None
-        try:
+            if lock(descriptor) is False:
+                raise ElmanError(f"another process is writing the run {str(self.path)!r}: wait for it or stop it")
             yield
         finally:
             os.close(descriptor)
@@ -129,7 +130,13 @@ class Run:
             (self.path / f"{name}.tmp").unlink(missing_ok=True)
         clear_half_written(self.checkpoints)
 
-    def begin(self, config: Config, environment: Mapping[str, Any], origin: Origin | None = None) -> None:
+    def begin(
+        self,
+        config: Config,
+        environment: Mapping[str, Any],
+        origin: Origin | None = None,
+        teacher: Teacher | None = None,
+    ) -> None:
         """Take out what an earlier run has left, and write down settings and environment."""
         for name in reversed(_PARTS):  # run.toml last: without it nobody may take what is left for a run
             old = self.path / name
@@ -137,6 +144,8 @@ class Run:
         (self.path / "samples").mkdir()
         if origin is not None:
             write_atomically(self.path / "origin.json", json.dumps(origin.to_dict()).encode())
+        if teacher is not None:
+            teacher.write(self.teacher)
         self.write_settings(config, environment)
 
     def write_settings(self, config: Config, environment: Mapping[str, Any]) -> None:

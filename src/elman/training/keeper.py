@@ -17,7 +17,8 @@ from io import FileIO
 from pathlib import Path
 
 from elman.errors import ElmanError, MissingExtraError, ModelFileError, TrainingError
-from elman.models.file import model_bytes, write_atomically
+from elman.files import write_atomically
+from elman.models.file import model_bytes
 from elman.training.checkpoint import save_checkpoint
 from elman.training.folder import Run
 from elman.training.loop import Record, Trainer

@@ -1,16 +1,18 @@
-"""The list of campaigns. One that several processes train together belongs into a module of its own beside these."""
+"""The list of campaigns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from faults import damage, disk, killed, signals
-from faults.lab import Lab, Result
+from faults import damage, disk, killed, ranks, signals
+from faults.lab import Campaign
 
-CAMPAIGNS: Mapping[str, Callable[[Lab, float], Result]] = {
+CAMPAIGNS: Mapping[str, Campaign] = {
     "killed-in-a-save": killed.in_a_save,
     "killed-anywhere": killed.in_a_run,
     "killed-twice": killed.twice_in_a_row,
+    "rank-killed": ranks.killed,
+    "rank-frozen": ranks.frozen,
     "one-call-fails": disk.single_errors,
     "every-flush-fails": disk.lasting_errors,
     "disk-full": disk.full_disk,
@@ -21,4 +23,4 @@ CAMPAIGNS: Mapping[str, Callable[[Lab, float], Result]] = {
     "damage-passed": damage.gone_on_from,
     "verifying": damage.cost,
 }
-"""Each takes the lab and the share of its trials to do, 1 for all."""
+"""By the names that ``run.py`` takes."""

@@ -5,32 +5,28 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from elman.errors import ModelFileError
 from elman.training.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
-from faults.lab import Lab, Result, differences
+from faults.lab import BRIEF, Lab, Result, campaign, differences
 
-_RUN = (
-    "--training.max_updates=12",
-    "--evaluation.every_updates=4",
-    "--checkpoint.every_updates=3",
-    "--checkpoint.keep=3",
-)
 _FILES = ("tensors.safetensors", "trainer.json", "manifest.json")
 
 
-def found(lab: Lab, share: float) -> Result:
+@campaign(
+    "a damaged checkpoint",
+    "one random bit flipped, a file cut at a random place, emptied, removed, or taken from another checkpoint",
+    "found, named in one line, and the checkpoint before is used",
+)
+def found(lab: Lab, share: float, result: Result) -> None:
     """Damage the newest checkpoint of a run in every way; it must be passed over, and the one before be taken."""
-    result = Result(
-        "a damaged checkpoint",
-        "one random bit flipped, a file cut at a random place, emptied, removed, or taken from another checkpoint",
-        "found, named in one line, and the checkpoint before is used",
-    )
-    checkpoints = lab.undisturbed(*_RUN).checkpoints
+    checkpoints = lab.undisturbed(*BRIEF).checkpoints
     kinds = {"bit": 300, "cut": 50, "empty": 3, "missing": 3, "swapped": 3, "swapped pair": 1, "all missing": 1}
     figures = {}
     for kind, count in kinds.items():
@@ -42,7 +38,6 @@ def found(lab: Lab, share: float) -> Result:
             result.count(changed, _faults_of(copy), f"{kind} {trial}")
             figures[kind] = figures.get(kind, 0) + changed
     result.figures |= figures
-    return result
 
 
 def _newest_two(checkpoints: Path) -> tuple[Path, Path]:
@@ -97,31 +92,28 @@ def _faults_of(checkpoints: Path) -> list[str]:
     return faults if said else [*faults, f"it was said {passed_over}"]
 
 
-def gone_on_from(lab: Lab, share: float) -> Result:
+@campaign(
+    "going on past damage",
+    "a bit flipped in the newest checkpoint of a run, in the two newest, or in all three",
+    "the run goes on from the one before, says so, and ends bit-identical; with none left it says that and ends",
+)
+def gone_on_from(lab: Lab, share: float, result: Result) -> None:
     """Damage the newest checkpoint of a run, or all but the oldest, and go on."""
-    result = Result(
-        "going on past damage",
-        "a bit flipped in the newest checkpoint of a run, in the two newest, or in all three",
-        "the run goes on from the one before, says so, and ends bit-identical; with none left it says that and ends",
-    )
-    whole = lab.undisturbed(*_RUN)
-    for trial in range(max(3, round(share * 15))):
-        out = lab.fresh()
-        command = lab.train(out, *_RUN)
-        lab.run(*command)
-        there = sorted((out / "checkpoints").iterdir())
-        number = (1, 2, 3)[trial % 3]
+    for serial in range(max(1, round(share * 15))):
+        trial = lab.trial(BRIEF)
+        trial.carry_out()
+        there = sorted(trial.run.checkpoints.iterdir())
+        number = (1, 2, 3)[serial % 3]
         for path in there[-number:]:
-            _flip_one(lab, path / _FILES[trial % 2])
-        again = lab.run(*command)
+            _flip_one(lab, path / _FILES[serial % 2])
+        again = trial.carry_out()
         if number == 3:
             is_said = again.code == 2 and "no checkpoint in" in again.err
-            result.count(True, [] if is_said else [f"it ended with {again.code}: {again.err}"], f"trial {trial}")
+            result.count(True, [] if is_said else [f"it ended with {again.code}: {again.err}"], f"trial {serial}")
             continue
-        faults = differences(lab.run_in(out), whole) if again.code == 0 else [f"exit code {again.code}: {again.err}"]
+        faults = [f"exit code {again.code}: {again.err}"] if again.code else differences(trial.run, trial.whole)
         faults += [] if again.err.count("is damaged") == number else [f"not said: {again.err}"]
-        result.count(True, faults, f"trial {trial}")
-    return result
+        result.count(True, faults, f"trial {serial}")
 
 
 def _flip_one(lab: Lab, path: Path) -> None:
@@ -131,25 +123,27 @@ def _flip_one(lab: Lab, path: Path) -> None:
     path.write_bytes(data)
 
 
-def cost(lab: Lab, share: float) -> Result:
-    """How much longer it takes to load a large checkpoint because it is verified."""
+@campaign(
+    "the price of verifying",
+    "a checkpoint of 200 MB is loaded with and without its SHA-256 being computed, five times each",
+    "measured, no promise",
+)
+def cost(lab: Lab, share: float, result: Result) -> None:
+    """How much longer it takes to load a large checkpoint, and to copy its tensors, because it is verified."""
     megabytes = round(200 * share) or 1
-    result = Result(
-        "the price of verifying",
-        f"a checkpoint of {megabytes} MB is loaded with and without its SHA-256 being computed, five times each",
-        "measured, no promise",
-    )
     folder = lab.folder / "large"
     values = torch.arange(megabytes * 250_000, dtype=torch.float32)
     path = save_checkpoint(folder, 1, Checkpoint({"model.weight": values}, {"update": 1}), 2)
-    verified = min(_seconds(lambda: newest_checkpoint(folder)) for _ in range(5))
-    from safetensors.torch import load
-
-    bare = min(_seconds(lambda: load((path / _FILES[0]).read_bytes())) for _ in range(5))
+    verified = min(_seconds(lambda: _copied(newest_checkpoint(folder)[1].tensors)) for _ in range(5))
+    bare = min(_seconds(lambda: _copied(load_file(path / _FILES[0]))) for _ in range(5))
     shutil.rmtree(folder)
     result.count(True, [], "")
     result.figures |= {"megabytes": megabytes, "seconds": round(verified, 3), "seconds unverified": round(bare, 3)}
-    return result
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """What goes on with them does so: until then they may still lie on the disk."""
+    return [tensor.clone() for tensor in tensors.values()]
 
 
 def _seconds(act: Callable[[], object]) -> float:

@@ -13,16 +13,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, TypeVar
 
 import elman
 from elman.training.checkpoint import newest_checkpoint
 from elman.training.folder import Run
+
+T = TypeVar("T")
 
 PATIENCE = 60.0
 """Seconds after which a process that does not end has failed."""
@@ -45,6 +47,23 @@ SHORT = (
     "--sampling.max_new_tokens=5",
 )
 """Settings of a run that takes a moment: an LSTM with dropout, on a text of a few thousand characters."""
+
+
+def _of(updates: int, evaluation: int, checkpoint: int) -> tuple[str, ...]:
+    return (
+        f"--training.max_updates={updates}",
+        f"--evaluation.every_updates={evaluation}",
+        f"--checkpoint.every_updates={checkpoint}",
+        "--checkpoint.keep=3",
+    )
+
+
+BRIEF = _of(8, 3, 2)
+"""Checkpoints at 0, 2, 4, 6 and 8; from 6 on each takes out an older one."""
+LONG = _of(60, 7, 4)
+"""A run that can be met at many moments."""
+SAVING = _of(20, 1000, 1)
+"""A run that spends most of its time saving."""
 
 
 @dataclass
@@ -77,6 +96,43 @@ class Result:
         self.fired += 1
         self.held += not faults
         self.broken += [f"{where}: {fault}" for fault in faults]
+
+
+class NotHereError(Exception):
+    """A campaign cannot be carried out on this machine, and why."""
+
+
+Campaign: TypeAlias = Callable[["Lab", float], Result]
+"""From the lab and the share of the trials to do, 1 for all."""
+
+
+def campaign(name: str, fault: str, promise: str) -> Callable[[Callable[[Lab, float, Result], None]], Campaign]:
+    """Make a campaign of a function that enters its trials into a result.
+
+    Args:
+        name: of the fault.
+        fault: what is done to the runs.
+        promise: what has to hold after it.
+    """
+
+    def made(carry_out: Callable[[Lab, float, Result], None]) -> Campaign:
+        def of_share(lab: Lab, share: float) -> Result:
+            result = Result(name, fault, promise)
+            try:
+                carry_out(lab, share, result)
+            except NotHereError as why:
+                result.skipped = str(why)
+            return result
+
+        return of_share
+
+    return made
+
+
+def evenly(of: Sequence[T], share: float) -> list[T]:
+    """An even choice: this share of them, one at least."""
+    count = max(1, round(share * len(of)))
+    return [of[i * len(of) // count] for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -224,7 +280,14 @@ class Lab:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
 
-    def start(self, *words: str, inject: str | None = None, trace: str | None = None, log: str = "") -> Process:
+    def start(
+        self,
+        *words: str,
+        inject: str | None = None,
+        trace: str | None = None,
+        log: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> Process:
         """Start a command.
 
         Args:
@@ -232,12 +295,13 @@ class Lab:
             inject: a fault for strace's ``-e inject``, such as ``fsync:error=EIO:when=2``.
             trace: the system calls that strace writes down; none: those of ``inject``.
             log: a device that takes the place of the run's log.
+            environment: variables beside those of the lab.
         """
         self._count += 1
         files = self.folder / f"process-{self._count}"
         is_traced = inject is not None or trace is not None
         order = {"out": f"{files}.out", "err": f"{files}.err", "stopped": is_traced, "log": log}
-        pid = self._ask({"words": list(words), **order})
+        pid = self._ask({"words": list(words), "environment": dict(environment or {}), **order})
         tracer = self._traced(pid, files, inject, trace) if is_traced else None
         return Process(self, pid, files, time.monotonic(), tracer)
 
@@ -283,23 +347,75 @@ class Lab:
             self._undisturbed[more] = Run(out)
         return self._undisturbed[more]
 
+    def trial(self, settings: tuple[str, ...], out: Path | None = None) -> Trial:
+        """A run that is to be hurt.
+
+        Args:
+            settings: one of those above.
+            out: where; none: a folder that does not exist, in place of that of the trial before.
+        """
+        whole = self.undisturbed(*settings)
+        if out is None:
+            out = self.folder / "run"
+            shutil.rmtree(out, ignore_errors=True)
+        return Trial(self, Run(out), self.train(out, *settings), whole)
+
     def calls_of(self, *more: str) -> tuple[Call, ...]:
-        """The system calls of such a run that change the disk, in their order, found by watching one."""
+        """The system calls of such a run that change the disk, in their order, found by watching one.
+
+        Raises:
+            NotHereError: strace cannot be used.
+        """
+        if why := _cannot_trace():
+            raise NotHereError(why)
         if more not in self._calls:
-            traced = self.run(*self.train(self.fresh(), *more), trace=",".join(f"?{name}" for name in CHANGING)).traced
+            traced = self.trial(more).carry_out(trace=",".join(f"?{name}" for name in CHANGING)).traced
             self._calls[more] = tuple(_changing(traced))
         return self._calls[more]
 
-    @staticmethod
-    def run_in(out: Path) -> Run:
-        """The run in a folder, be there one or not."""
-        return Run(out)
 
-    def fresh(self) -> Path:
-        """A folder that does not exist, in place of the one before."""
-        out = self.folder / "run"
-        shutil.rmtree(out, ignore_errors=True)
-        return out
+@dataclass
+class Trial:
+    """A run that is to be hurt, and the one that it has to equal in the end."""
+
+    lab: Lab
+    run: Run
+    command: tuple[str, ...]
+    """Starts it, or goes on with it."""
+    whole: Run
+    """One that nothing has happened to."""
+
+    def start(self, **options: Any) -> Process:
+        """Start it, or go on."""
+        return self.lab.start(*self.command, **options)
+
+    def carry_out(self, **options: Any) -> Ended:
+        """The same, and wait for its end."""
+        return self.start(**options).wait()
+
+    def at_random(self, process: Process, first: float = -0.2, last: float = 0.95) -> None:
+        """Wait for a random moment: so many seconds after the start, or when so much of what is left is in the log.
+
+        Args:
+            process: that writes it; where it ends before, so does the waiting.
+            first: the earliest; below zero: seconds while it starts.
+            last: the latest, as a share of the log.
+        """
+        drawn = self.lab.random.uniform(first, last)
+        time.sleep(max(0.0, -drawn))
+        done, all_of_it = _size(self.run.metrics), _size(self.whole.metrics)
+        until(lambda: _size(self.run.metrics) >= done + drawn * (all_of_it - done) or not process.is_alive)
+
+    def goes_on(self, *, lost_lines: int = 0) -> list[str]:
+        """What is wrong after the same command again: it has to end well, and like the run that nothing happened to."""
+        again = self.carry_out()
+        if again.code:
+            return [f"started again, it ended with {again.code}: {again.err}"]
+        return differences(self.run, self.whole, lost_lines=lost_lines)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def until(is_so: Callable[[], bool], patience: float = PATIENCE) -> None:
@@ -370,7 +486,7 @@ def _samples(run: Run) -> dict[str, bytes]:
 
 
 @cache
-def can_trace() -> str:
+def _cannot_trace() -> str:
     """Why strace cannot be used here, or nothing."""
     if sys.platform != "linux" or shutil.which("strace") is None:
         return "strace is not installed"
@@ -389,13 +505,13 @@ def can_trace() -> str:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A disk in memory that is soon full. Raises PermissionError where none may be mounted."""
+    """A disk in memory that is soon full. Raises NotHereError where none may be mounted."""
     folder.mkdir(parents=True, exist_ok=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "elman", str(folder)], capture_output=True, check=False
     )
     if mounted.returncode:
-        raise PermissionError(f"no disk may be mounted here: {mounted.stderr.decode().strip()[:100]}")
+        raise NotHereError(f"no disk may be mounted here: {mounted.stderr.decode().strip()[:100]}")
     try:
         yield folder
     finally:

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from elman.files import write_atomically
 from elman.training.folder import Run
 
 
@@ -60,7 +61,7 @@ def _warm_up() -> None:
 
 def _short_report(run: Run) -> None:
     """Write the page of a run without drawing, which would take most of the time of all campaigns."""
-    (run.path / "report.html").write_text(f"{sum(1 for _ in run.records())} records", encoding="utf-8")
+    write_atomically(run.path / "report.html", f"{sum(1 for _ in run.records())} records".encode())
 
 
 def _live(order: dict[str, Any]) -> NoReturn:
@@ -72,6 +73,7 @@ def _live(order: dict[str, Any]) -> NoReturn:
     ):
         os.dup2(os.open(path, flags, 0o644), descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the shell had it ignored
+    os.environ.update(order["environment"])
     if order["log"]:
         _log_to(order["log"])
     from elman.cli import main as command
