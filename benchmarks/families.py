@@ -10,6 +10,7 @@ on the first nine tenths, and judges it once on the last tenth: the whole of it,
 should run meanwhile. ``table`` prints what was found as Markdown.
 
 Results are added to ``benchmarks/results/families.json`` after each step; what is there already is not done again.
+Another file, given by ``--results``, begins with the choices of that one.
 """
 
 from __future__ import annotations
@@ -119,7 +120,6 @@ def training_of(kind: str, choice: str, **budget: Any) -> dict[str, Any]:
         "batch_size": 32,
         "bptt": 64,
         "adam_beta2": 0.99,
-        "reset_probability": 0.01,
         "warmup_updates": 50,
         **budget,
     }
@@ -230,7 +230,10 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"sweep": {}, "families": {}}
+    found = next((path for path in (arguments.results, RESULTS) if path.exists()), None)
+    results = {"sweep": {}} if found is None else json.loads(found.read_text())
+    if found != arguments.results:  # what was chosen holds for other trainings too
+        results = {"sweep": results["sweep"], "families": {}}
 
     def keep() -> None:
         arguments.results.parent.mkdir(exist_ok=True)

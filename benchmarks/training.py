@@ -223,7 +223,7 @@ def speed(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def loss_alone(vocab_size: int, how: str) -> None:
     """The loss of 700 positions and its gradient, plain or in pieces."""
-    from elman.models.losses import LinearCost, in_pieces
+    from elman.models.losses import LinearCost, Positions, in_pieces
 
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(ROWS * STEPS, WIDTH, generator=generator).requires_grad_()
@@ -237,7 +237,7 @@ def loss_alone(vocab_size: int, how: str) -> None:
         torch.nn.functional.cross_entropy(x @ weight.T, targets).backward()
     else:
         ones = torch.full((len(x),), 1 / len(x))
-        in_pieces(LinearCost(), x, targets, ones, (weight,)).objective.sum().backward()
+        in_pieces(LinearCost(), Positions(x, targets, ones), (weight,)).objective.sum().backward()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 

@@ -72,6 +72,17 @@ def _as_names(value: Any) -> Any:
     return tuple(name.strip() for string in strings for name in string.split(","))
 
 
+def _as_width(value: Any) -> Any:
+    """From ``true``, ``false`` or a number, as the command line gives a switch that may be a width."""
+    typed = value.strip().lower() if isinstance(value, str) else value
+    if typed in ("true", "false"):
+        return typed == "true"
+    width = int(typed) if isinstance(typed, str) and typed.isdecimal() else typed
+    if isinstance(width, bool) or (isinstance(width, int) and width > 0):
+        return width
+    raise ValueError(f"{value!r} is no width: give true, false, or a number from 1 up")
+
+
 class DataConfig(Section):
     """Which text, and how it is divided."""
 
@@ -169,8 +180,8 @@ class EmbeddingConfig(ModelConfig):
     """Share of units dropped after the embedding, between the layers and before the output, in training only."""
     tie_weights: bool = False
     """Use the embedding matrix as the output matrix; needs the same width, or output_projection."""
-    output_projection: bool = False
-    """A linear map from hidden_size to embedding_size before the output matrix."""
+    output_projection: Annotated[PositiveInt | bool, BeforeValidator(_as_width)] = False
+    """A linear map before the output matrix, to embedding_size (`true`) or to this width, the rank of the output."""
     embedding_range: PositiveFloat | None = None
     """Embedding and output matrix drawn uniformly from +- this; none: N(0, 1/E) and +-1/sqrt(width)."""
     output: Literal["linear", "adaptive", "mixture"] = "linear"
@@ -199,12 +210,14 @@ class EmbeddingConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _tied_sizes_agree(self) -> Self:
-        hidden_size = getattr(self, "hidden_size", self.embedding_size)
-        fits = hidden_size == self.embedding_size or self.output_projection or self.output == "mixture"
+        name, width = "hidden_size", getattr(self, "hidden_size", self.embedding_size)
+        if self.output_projection is not False:
+            name, width = "output_projection", self.output_projection
+        fits = width is True or width == self.embedding_size or self.output == "mixture"
         if self.tie_weights and not fits:
             raise ValueError(
-                f"tie_weights needs embedding_size ({self.embedding_size}) equal to hidden_size ({hidden_size}); "
-                "set them equal, or set output_projection"
+                f"tie_weights needs embedding_size ({self.embedding_size}) equal to {name} ({width}); "
+                "set them equal, or set output_projection true"
             )
         return self
 
@@ -341,7 +354,7 @@ class TrainingConfig(Section):
     """Drop what does not divide evenly into streams, as PyTorch's word-level example does."""
     random_bptt: bool = False
     """Segments of random lengths around bptt, cut anew every epoch; the rate is scaled by the length."""
-    reset_probability: Fraction = 0.0
+    reset_probability: Fraction = 0.01
     """Chance that a stream's state is put back to initial before a segment, so that beginnings are learned too."""
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     """`muon` orthogonalises the updates of the recurrent layers' matrices and uses AdamW for the rest."""

@@ -52,6 +52,13 @@ _FREE_OF_MODEL = (("model", "dropout"),)
 _MEANINGLESS_FOR_COUNTS = tuple(("training", name) for name in TrainingConfig.model_fields if name != "num_threads")
 
 
+def _asks_for_something(section: Section, name: str) -> bool:
+    """Whether a setting has another value than its default, and one that does something."""
+    value = getattr(section, name)
+    # 0 resets nothing; it was the default, so that files of older runs hold it.
+    return value != type(section).model_fields[name].default and (name, value) != ("reset_probability", 0.0)
+
+
 def _as_model_config(value: Any) -> Any:
     return model_config(value) if isinstance(value, Mapping) else value
 
@@ -85,11 +92,10 @@ class Config(Section):
         if isinstance(self.model, Seq2SeqConfig) and not self.data.pairs:
             raise ValueError("model.kind 'seq2seq' learns targets from sources: set data.pairs true, or take another")
         for section, name in _MEANINGLESS_FOR_PAIRS if self.data.pairs else ():
-            values = getattr(self, section)
-            if (value := getattr(values, name)) != type(values).model_fields[name].default:
+            if _asks_for_something(values := getattr(self, section), name):
                 raise ValueError(
-                    f"{section}.{name} {value!r} has no meaning with data.pairs: an example is two texts of one row, "
-                    "read whole and from the initial state"
+                    f"{section}.{name} {getattr(values, name)!r} has no meaning with data.pairs: an example is two "
+                    "texts of one row, read whole and from the initial state"
                 )
         return self
 
@@ -112,9 +118,8 @@ class Config(Section):
         kind = self.model.kind
         if self.data.pairs:
             raise ValueError(f"model.kind {kind!r} counts whole texts: data.pairs has no meaning for it")
-        defaults = TrainingConfig()
         names = [name for _, name in _MEANINGLESS_FOR_COUNTS]
-        if changed := [name for name in names if getattr(self.training, name) != getattr(defaults, name)]:
+        if changed := [name for name in names if _asks_for_something(self.training, name)]:
             given = " and ".join(f"training.{name}" for name in changed)
             raise ValueError(f"{given}: no meaning for model.kind {kind!r}, which is counted, not trained")
         return self

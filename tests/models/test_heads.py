@@ -12,7 +12,7 @@ from elman.models.file import Bundle, load_model, save_model
 from elman.models.heads import look_up
 from elman.models.kinds import build_model, model_class, model_config
 from elman.models.laws import check_config
-from elman.models.losses import Objective, log_uniform_negatives
+from elman.models.losses import Objective, Proposal, unigram_chances
 from elman.models.noise import Noise
 from elman.text.tokenizers import CharTokenizer
 
@@ -168,7 +168,8 @@ def test_label_smoothing_is_the_cost_of_a_smoothed_target(settings):
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_sampled_softmax_learns_from_its_negatives_alone(tied):
     network = build(tie_weights=tied, embedding_size=H)
-    negatives = log_uniform_negatives(torch.rand(6, generator=torch.Generator().manual_seed(4)).double(), V)
+    proposal = Proposal(unigram_chances(torch.arange(V, 0, -1)))
+    negatives = proposal.draw(torch.rand(6, generator=torch.Generator().manual_seed(4)).double())
     features = features_of(network).detach()
     costs = network.head.training_costs(features, TARGETS, WEIGHT, Objective(negatives=negatives, sparse_rows=not tied))
     costs.objective.sum().backward()

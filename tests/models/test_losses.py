@@ -14,10 +14,12 @@ from elman.models.losses import (
     LinearCost,
     MixtureCost,
     Negatives,
+    Positions,
+    Proposal,
     in_pieces,
-    log_uniform_negatives,
     mixture_log_probs,
     sampled_costs,
+    unigram_chances,
 )
 
 R, F, V, E, K = 13, 5, 11, 4, 3
@@ -74,7 +76,7 @@ CASES = [
 def test_costs_and_gradients_are_those_of_the_plain_form(cost, parameters, how):
     upstream = {"sum": torch.ones(R).double(), "scaled": torch.full((R,), 0.3).double(), "each": randn(R, seed=11)}[how]
     x, *own = leaves(randn(R, F), *parameters)
-    found = in_pieces(cost, x, TARGETS, WEIGHT, tuple(own))
+    found = in_pieces(cost, Positions(x, TARGETS, WEIGHT), tuple(own))
     ours = gradients((found.objective * upstream).sum(), [x, *own])
     again, *theirs = leaves(randn(R, F), *parameters)
     expected = plain(cost, again, theirs)
@@ -96,7 +98,7 @@ def test_costs_and_gradients_are_those_of_the_plain_form(cost, parameters, how):
 @pytest.mark.usefixtures("pieces")
 def test_gradients_have_gradients(cost, parameters):
     def total(x, *own):
-        return in_pieces(cost, x[:6], TARGETS[:6], WEIGHT[:6], own).objective
+        return in_pieces(cost, Positions(x, TARGETS, WEIGHT).rows(slice(6)), own).objective
 
     arguments = leaves(randn(6, F), *parameters)
     assert torch.autograd.gradcheck(total, arguments)
@@ -106,7 +108,7 @@ def test_gradients_have_gradients(cost, parameters):
 @pytest.mark.usefixtures("pieces")
 def test_a_gradient_that_is_kept_can_be_taken_twice():
     x, *own = leaves(randn(R, F), *LINEAR)
-    total = in_pieces(LinearCost(), x, TARGETS, WEIGHT, tuple(own)).objective.sum() / 7
+    total = in_pieces(LinearCost(), Positions(x, TARGETS, WEIGHT), tuple(own)).objective.sum() / 7
     first = torch.autograd.grad(total, [x, *own], retain_graph=True)
     second = torch.autograd.grad(total, [x, *own])
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
@@ -116,19 +118,19 @@ def test_a_gradient_that_is_kept_can_be_taken_twice():
 def test_without_gradients_the_costs_are_the_same_and_the_softmax_has_the_dtype_asked_for():
     x, *own = leaves(randn(R, F).float(), *(parameter.float() for parameter in LINEAR))
     with torch.no_grad():
-        found = in_pieces(LinearCost(dtype=torch.float64), x, TARGETS, WEIGHT, tuple(own))
+        found = in_pieces(LinearCost(dtype=torch.float64), Positions(x, TARGETS, WEIGHT), tuple(own))
         logits = functional.linear(x, *own).double()
     assert found.objective.dtype == torch.float64
     expected = functional.cross_entropy(logits, TARGETS, reduction="none") * WEIGHT
     torch.testing.assert_close(found.objective, expected, rtol=0, atol=1e-6)  # logits are rounded in float32
-    with_gradient = in_pieces(LinearCost(dtype=torch.float64), x, TARGETS, WEIGHT.float(), tuple(own))
+    with_gradient = in_pieces(LinearCost(dtype=torch.float64), Positions(x, TARGETS, WEIGHT.float()), tuple(own))
     torch.testing.assert_close(with_gradient.objective.detach(), expected, rtol=0, atol=1e-6)
     assert gradients(with_gradient.objective.sum(), [x])[0].dtype == torch.float32
 
 
 def test_a_leaf_without_a_gradient_gets_none():
     x, weight = randn(R, F), LINEAR[0].clone().requires_grad_()
-    in_pieces(LinearCost(), x, TARGETS, WEIGHT, (weight,)).objective.sum().backward()
+    in_pieces(LinearCost(), Positions(x, TARGETS, WEIGHT), (weight,)).objective.sum().backward()
     assert x.grad is None
     assert weight.grad is not None
 
@@ -154,8 +156,9 @@ def test_no_tensor_of_all_positions_and_all_words_is_ever_made(monkeypatch):
                 largest = max(largest, result.numel())
             return result
 
+    positions = Positions(x, targets, torch.ones(num_rows).double())
     with Watch():
-        in_pieces(LinearCost(), x, targets, torch.ones(num_rows).double(), (weight,)).objective.sum().backward()
+        in_pieces(LinearCost(), positions, (weight,)).objective.sum().backward()
     assert largest == 8 * vocab_size
 
 
@@ -177,25 +180,39 @@ def test_a_mixture_is_the_papers_equation_in_numpy():
 # Sampled softmax.
 
 
-def test_log_uniform_ids_have_the_chances_of_zipfs_law():
+COUNTS = torch.tensor([500, 0, 3, 70, 20, 1, 0, 9, 0, 4, 30])
+CHANCES = unigram_chances(COUNTS)
+
+
+def test_negatives_are_as_likely_as_their_counts_and_the_power_say():
+    weights = [(count + 1) ** 0.75 for count in COUNTS.tolist()]
+    np.testing.assert_allclose(CHANCES, np.array(weights) / sum(weights), rtol=1e-14)
+    np.testing.assert_allclose(unigram_chances(COUNTS, power=0.0), np.full(V, 1 / V), rtol=1e-14)
+
+
+def test_ids_are_drawn_with_their_chances_and_told_how_often_they_were_expected():
     uniform = torch.rand(200_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    negatives = log_uniform_negatives(uniform, V)
-    chances = np.log((np.arange(V) + 2) / (np.arange(V) + 1)) / math.log(V + 1)
-    assert chances.sum() == pytest.approx(1)
+    negatives = Proposal(CHANCES).draw(uniform)
+    chances = CHANCES.numpy()
     shares = np.bincount(negatives.ids_N, minlength=V) / len(uniform)
     deviations = np.sqrt(chances * (1 - chances) / len(uniform))
     assert (np.abs(shares - chances) < 4.5 * deviations).all()
-    expected = np.log(len(uniform) * chances)[negatives.ids_N]
-    np.testing.assert_allclose(negatives.log_expected_N, expected, rtol=1e-12)
-    edges = log_uniform_negatives(torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64), V)
+    np.testing.assert_allclose(negatives.log_expected_N, np.log(len(uniform) * chances)[negatives.ids_N], rtol=1e-12)
+    edges = Proposal(CHANCES).draw(torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64))
     assert edges.ids_N.tolist() == [0, V - 1]
 
 
+def test_a_tokens_interval_is_as_long_as_its_chance():
+    """The inverse of the distribution function, by hand."""
+    up_to = np.cumsum(CHANCES.numpy())
+    for token in range(V):
+        inside = torch.tensor([up_to[token] - 1e-9, up_to[token] - CHANCES[token].item() + 1e-9]).double()
+        assert Proposal(CHANCES).draw(inside).ids_N.tolist() == [token, token]
+
+
 def sampled(x, weight, bias, negatives, targets=TARGETS):
-    return sampled_costs(
-        x, targets, torch.ones(len(x)).double(), weight[targets], bias[targets], negatives, weight[negatives.ids_N],
-        bias[negatives.ids_N],
-    ).objective  # fmt: skip
+    positions, ids = Positions(x, targets, torch.ones(len(x)).double()), negatives.ids_N
+    return sampled_costs(positions, weight[targets], bias[targets], negatives, weight[ids], bias[ids]).objective
 
 
 def test_sampled_costs_are_the_equation_in_numpy():
@@ -217,9 +234,23 @@ def test_with_many_negatives_the_cost_and_its_gradient_come_to_the_exact_ones():
     x, weight, bias = leaves(randn(R, F), *LINEAR)
     exact = functional.cross_entropy(functional.linear(x, weight, bias), TARGETS, reduction="none")
     uniform = torch.rand(400_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    near = sampled(x, weight, bias, log_uniform_negatives(uniform, V))
+    near = sampled(x, weight, bias, Proposal(CHANCES).draw(uniform))
     torch.testing.assert_close(near, exact, rtol=0.01, atol=0.01)
     for one, other in zip(gradients(near.sum(), [weight]), gradients(exact.sum(), [weight]), strict=True):
         torch.testing.assert_close(one, other, rtol=0.03, atol=0.03)
-    few = log_uniform_negatives(uniform[:5], V)
+    few = Proposal(CHANCES).draw(uniform[:5])
     assert (sampled(x, weight, bias, few) - exact).abs().max() > 0.05
+
+
+def test_the_corrected_sum_is_that_over_all_other_tokens_in_expectation():
+    """Over many draws of few negatives; without the correction, or with a wrong one, it is not."""
+    x, (weight, bias) = randn(R, F), LINEAR
+    z = functional.linear(x, weight, bias)
+    exact = z.exp().sum(1) - z.exp().gather(1, TARGETS.unsqueeze(1)).squeeze(1)
+    uniform = torch.rand(6000, 7, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    of_target = z.gather(1, TARGETS.unsqueeze(1)).squeeze(1)
+    drawn = [sampled(x, weight, bias, Proposal(CHANCES).draw(u)) for u in uniform]
+    sums = torch.stack([(cost + of_target).exp() - of_target.exp() for cost in drawn])
+    error = (sums.mean(0) - exact).abs()
+    assert (error < 4.5 * sums.std(0) / len(uniform) ** 0.5).all()
+    assert (error < 0.25 * exact).all()

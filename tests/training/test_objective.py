@@ -13,7 +13,7 @@ from elman.models.kinds import build_model, model_config
 from elman.models.losses import Costs
 from elman.models.noise import Noise
 from elman.settings import Config, resolve
-from elman.training.objective import activation_change, activation_size, penalty, training_costs
+from elman.training.objective import activation_change, activation_size, penalty, proposal_of, training_costs
 
 V, B, T = 20, 4, 7
 TOKENS = torch.randint(V, (B, T + 1), generator=torch.Generator().manual_seed(1))
@@ -35,7 +35,10 @@ def loss_of(network, rows=slice(None), **training):
     tokens = TOKENS[rows, :-1]
     features, _ = network.features(tokens, network.initial_state(len(tokens)), noise=noise)
     config = TrainingConfig(**training)
-    costs = training_costs(network, features, TARGETS[rows], WEIGHT[rows] / NUM_TARGETS, config, noise)
+    proposal = proposal_of(config, TOKENS.flatten().numpy(), V)
+    costs = training_costs(
+        network, features, TARGETS[rows], WEIGHT[rows] / NUM_TARGETS, config, noise, proposal=proposal
+    )
     added = penalty(network.config, features, WEIGHT[rows], config) / NUM_TARGETS
     return features, Costs(costs.objective + added, costs.nats)
 
@@ -101,6 +104,13 @@ def test_negatives_are_those_of_the_update():
         loss_of(network)[1],
     )
     assert first.nats == again.nats != other.nats
+
+
+def test_negatives_need_to_be_drawn_from_something():
+    network = build()
+    config, features = TrainingConfig(num_negatives=6), torch.zeros(B, T, 6, dtype=torch.float64)
+    with pytest.raises(TrainingError, match="nothing says how likely each is"):
+        training_costs(network, features, TARGETS, WEIGHT, config, Noise(1, 1, B))
 
 
 def test_a_counted_model_has_no_output_to_train():

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import elman
+from elman.config import TrainingConfig
 from elman.data.pairs import Pairs
 from elman.data.prepare import prepare
 from elman.errors import ConfigError, ModelFileError
@@ -133,10 +134,12 @@ def test_what_a_preset_says_of_streams_falls_away(tmp_path):
     for pairs in (True, "true"):
         config = resolve({"data": {"pairs": pairs}}, preset="cpu-1min")
         assert config.training.optimizer == "muon"
-        assert config.training.reset_probability == 0.0
+        assert config.training.reset_probability == TrainingConfig().reset_probability
     again = tmp_path / "run.toml"
     again.write_text(config.to_toml(), "utf-8")
     assert resolve(file=again) == config
+    older = resolve({"training": {"reset_probability": 0.0}}, file=again)  # the default of its time
+    assert older.training.reset_probability == 0.0
     assert resolve({"data": {"pairs": False}}, file=again).training.bptt == config.training.bptt
 
 

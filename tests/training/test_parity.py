@@ -144,6 +144,6 @@ def test_the_preset_holds_the_settings_of_the_example() -> None:
     training = {
         "batch_size": 20, "bptt": 35, "optimizer": "sgd", "learning_rate": 20.0, "max_grad_norm": 0.25,
         "max_epochs": 40, "schedule": "plateau", "plateau_divisor": 4.0, "trim": True, "momentum": 0.0,
-        "weight_decay": 0.0, "warmup_updates": 0,
+        "weight_decay": 0.0, "warmup_updates": 0, "reset_probability": 0.0,
     }  # fmt: skip
     assert config["training"].items() >= training.items()

@@ -25,7 +25,7 @@ def trainer(tokens: np.ndarray, kind: str = "elman", **settings: Any) -> Trainer
     dataset = Dataset(TOKENIZER, split, None, None, "test", "0" * 64, ())
     training = {
         "batch_size": B, "bptt": T, "optimizer": "sgd", "schedule": "constant", "warmup_updates": 0,
-        "learning_rate": 1e-300, "max_grad_norm": "none", "max_updates": 100,
+        "learning_rate": 1e-300, "max_grad_norm": "none", "max_updates": 100, "reset_probability": 0.0,
     }  # fmt: skip
     sections = {
         "model": {"kind": kind, "embedding_size": 4, "hidden_size": H, **settings.pop("model", {})},

@@ -21,6 +21,9 @@ def train(
     preset: Preset = None,
     config: Path | None = None,
     from_model: Annotated[str | None, Parameter(name="--from", metavar="MODEL")] = None,
+    teacher: Annotated[list[str] | None, Parameter(negative=(), metavar="MODEL")] = None,
+    teacher_weight: float | None = None,
+    teacher_temperature: float | None = None,
     overwrite: Switch = False,
     resume: Literal["never", "auto"] = "never",
     dry_run: Switch = False,
@@ -36,6 +39,9 @@ def train(
         out: The run folder; none: runs/CORPUS-KIND.
         config: A TOML file of settings, such as the run.toml of another run.
         from_model: Start from the weights of this run folder or model file, whose settings the model has.
+        teacher: Learn the distribution of this run or model file as well; repeat it for the mean of several.
+        teacher_weight: Share of the loss that is the teacher's; none: 0.5.
+        teacher_temperature: What the distributions of teacher and student are flattened by for it; none: 1.
         overwrite: Replace a run folder that is there.
         resume: `auto` goes on with the run in --out where there is one, and starts it where there is none.
         dry_run: One update, one estimate and one sample; print the plan and the memory, write nothing.
@@ -50,7 +56,8 @@ def train(
     from elman.training import run as runs
 
     settings: dict[str, Any] = given(flags) | ({} if from_model is None else {"from_model": from_model})
-    chosen = {"preset": preset, "config": config, **settings}
+    taught = {"teachers": teacher or (), "teacher_weight": teacher_weight, "teacher_temperature": teacher_temperature}
+    chosen = {"preset": preset, "config": config, **settings, **taught}
     if dry_run:
         plan = runs.dry_run(corpus or None, **chosen)
         print_json(plan.to_dict()) if json else print_plan(plan)

@@ -22,6 +22,7 @@ from elman.models.losses import (
     LinearCost,
     MixtureCost,
     Objective,
+    Positions,
     in_pieces,
     mixture_log_probs,
     sampled_costs,
@@ -81,28 +82,26 @@ class OutputHead(Head):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw all but a tied matrix anew."""
 
+    @property
     @abstractmethod
+    def what(self) -> str:
+        """What it is, in a few words."""
+
+    @property
+    def num_products(self) -> int:
+        """Multiplications for each token: one for each element of each matrix."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.dim() == 2)
+
     def component(self) -> Component:
         """The head as a part of its model."""
+        return Component("output", self.what, dict(self.named_parameters()), 2 * self.num_products)
 
     @abstractmethod
-    def costs(
-        self,
-        features_RF: Tensor,
-        targets_R: Tensor,
-        weight_R: Tensor,
-        objective: Objective,
-        dtype: torch.dtype | None = None,
-    ) -> Costs:
+    def costs(self, positions: Positions, objective: Objective) -> Costs:
         """What each position costs times its weight."""
 
     def training_costs(
-        self,
-        features_BTF: Tensor,
-        targets_BT: Tensor,
-        weight_BT: Tensor,
-        objective: Objective,
-        dtype: torch.dtype | None = None,
+        self, features_BTF: Tensor, targets_BT: Tensor, weight_BT: Tensor, objective: Objective
     ) -> Costs:
         """What training lowers and what the targets cost, each (B, T), times the weight of each position.
 
@@ -111,9 +110,9 @@ class OutputHead(Head):
             targets_BT: what is predicted.
             weight_BT: of each position; has no gradient.
             objective: what is lowered.
-            dtype: that the softmax is taken in; none: that of the logits.
         """
-        costs = self.costs(*_flat(features_BTF, targets_BT, weight_BT), objective, dtype)
+        positions = Positions(features_BTF.flatten(0, 1), targets_BT.flatten(), weight_BT.flatten())
+        costs = self.costs(positions, objective)
         return Costs(*(costs_R.view_as(targets_BT) for costs_R in costs))
 
     def nll(
@@ -125,16 +124,11 @@ class OutputHead(Head):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         weight_BT = features_BTF.new_ones(targets_BT.shape) if weight_BT is None else weight_BT
-        return self.training_costs(features_BTF, targets_BT, weight_BT, Objective(), dtype).objective
-
-
-def _flat(features_BTF: Tensor, targets_BT: Tensor, weight_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All positions one below the other."""
-    return features_BTF.flatten(0, 1), targets_BT.flatten(), weight_BT.flatten()
+        return self.training_costs(features_BTF, targets_BT, weight_BT, Objective(dtype=dtype)).objective
 
 
 class LinearHead(OutputHead):
-    """``logits = W f + b``; with a projection, ``logits = W (P f) + b``.
+    """``logits = W f + b``; with a projection, ``logits = W (P f) + b``, where W P has the rank of P's width.
 
     With ``tie_weights`` W is the embedding matrix itself, one tensor with the gradients of both uses (Press and Wolf
     2017, https://arxiv.org/abs/1608.05859).
@@ -171,28 +165,21 @@ class LinearHead(OutputHead):
     def logits(self, features_BTF: Tensor) -> Tensor:
         return functional.linear(*self.parts(features_BTF), self.bias)
 
-    def costs(
-        self,
-        features_RF: Tensor,
-        targets_R: Tensor,
-        weight_R: Tensor,
-        objective: Objective,
-        dtype: torch.dtype | None = None,
-    ) -> Costs:
-        x_RF, matrix_VF = self.parts(features_RF)
+    def costs(self, positions: Positions, objective: Objective) -> Costs:
+        x_RF, matrix_VF = self.parts(positions.x_RF)
+        positions = positions._replace(x_RF=x_RF)
         if objective.negatives is None:
-            cost = LinearCost(objective.label_smoothing, dtype)
-            return in_pieces(cost, x_RF, targets_R, weight_R, (matrix_VF, self.bias))
+            cost = LinearCost(objective.label_smoothing, objective.dtype)
+            return in_pieces(cost, positions, (matrix_VF, self.bias))
         sparse, ids_N = objective.sparse_rows and not self.config.tie_weights, objective.negatives.ids_N
         of_targets, of_negatives = (
-            (look_up(ids, matrix_VF, sparse=sparse), self.bias[ids]) for ids in (targets_R, ids_N)
+            (look_up(ids, matrix_VF, sparse=sparse), self.bias[ids]) for ids in (positions.targets_R, ids_N)
         )
-        return sampled_costs(x_RF, targets_R, weight_R, *of_targets, objective.negatives, *of_negatives)
+        return sampled_costs(positions, *of_targets, objective.negatives, *of_negatives)
 
-    def component(self) -> Component:
-        parameters = dict(self.named_parameters())
-        operations = 2 * sum(parameter.numel() for parameter in parameters.values() if parameter.dim() == 2)
-        return Component("output", "linear, tied" if self.config.tie_weights else "linear", parameters, operations)
+    @property
+    def what(self) -> str:
+        return "linear, tied" if self.config.tie_weights else "linear"
 
     @staticmethod
     def predicted_num_parameters(config: EmbeddingConfig, feature_size: int, vocab_size: int) -> int:
@@ -252,32 +239,26 @@ class AdaptiveHead(OutputHead):
     def log_probs(self, features_BTF: Tensor) -> Tensor:
         return self.logits(features_BTF)  # they are normalised
 
-    def costs(
-        self,
-        features_RF: Tensor,
-        targets_R: Tensor,
-        weight_R: Tensor,
-        objective: Objective,
-        dtype: torch.dtype | None = None,
-    ) -> Costs:
-        cost, first = LinearCost(dtype=dtype), self._borders[0]
+    def costs(self, positions: Positions, objective: Objective) -> Costs:
+        cost, first, targets_R = LinearCost(dtype=objective.dtype), self._borders[0], positions.targets_R
         # Cluster 0 holds the tokens between the first two borders, ...; the first tokens themselves are in cluster -1.
         cluster_R = torch.bucketize(targets_R, targets_R.new_tensor(self._borders), right=True) - 1
         shown_R = torch.where(cluster_R < 0, targets_R, first + cluster_R)
-        objective_R, nats_R = in_pieces(cost, features_RF, shown_R, weight_R, (self.weight, self.bias))
+        shown = positions._replace(targets_R=shown_R)
+        objective_R, nats_R = in_pieces(cost, shown, (self.weight, self.bias))
         for index, (projection, matrix) in enumerate(zip(self.projections, self.clusters, strict=True)):
             (rows,) = (cluster_R == index).nonzero(as_tuple=True)
             if len(rows):
-                x = functional.linear(features_RF[rows], projection)
-                inside = in_pieces(cost, x, targets_R[rows] - self._borders[index], weight_R[rows], (matrix,))
+                x_RF, inside_R, weight_R = positions.rows(rows)
+                x_RF, inside_R = functional.linear(x_RF, projection), inside_R - self._borders[index]
+                inside = in_pieces(cost, Positions(x_RF, inside_R, weight_R), (matrix,))
                 objective_R = objective_R.index_add(0, rows, inside.objective)
                 nats_R = nats_R.index_add(0, rows, inside.nats)
         return Costs(objective_R, nats_R)
 
-    def component(self) -> Component:
-        parameters = dict(self.named_parameters())
-        operations = 2 * sum(parameter.numel() for parameter in parameters.values() if parameter.dim() == 2)
-        return Component("output", f"adaptive softmax, {len(self.clusters)} clusters", parameters, operations)
+    @property
+    def what(self) -> str:
+        return f"adaptive softmax, {len(self.clusters)} clusters"
 
     @staticmethod
     def predicted_num_parameters(config: EmbeddingConfig, feature_size: int, vocab_size: int) -> int:
@@ -328,23 +309,17 @@ class MixtureHead(OutputHead):
     def log_probs(self, features_BTF: Tensor) -> Tensor:
         return self.logits(features_BTF)  # they are normalised
 
-    def costs(
-        self,
-        features_RF: Tensor,
-        targets_R: Tensor,
-        weight_R: Tensor,
-        objective: Objective,
-        dtype: torch.dtype | None = None,
-    ) -> Costs:
-        cost = MixtureCost(objective.label_smoothing, dtype)
-        return in_pieces(cost, features_RF, targets_R, weight_R, self._parameters_in_order)
+    def costs(self, positions: Positions, objective: Objective) -> Costs:
+        cost = MixtureCost(objective.label_smoothing, objective.dtype)
+        return in_pieces(cost, positions, self._parameters_in_order)
 
-    def component(self) -> Component:
-        parameters = dict(self.named_parameters())
-        num_softmaxes = self.config.num_mixtures
-        operations = 2 * (self.prior.numel() + self.latent.numel() + num_softmaxes * self.weight.numel())
-        tied = ", tied" if self.config.tie_weights else ""
-        return Component("output", f"mixture of {num_softmaxes} softmaxes{tied}", parameters, operations)
+    @property
+    def what(self) -> str:
+        return f"mixture of {self.config.num_mixtures} softmaxes{', tied' if self.config.tie_weights else ''}"
+
+    @property
+    def num_products(self) -> int:
+        return self.prior.numel() + self.latent.numel() + self.config.num_mixtures * self.weight.numel()
 
     @staticmethod
     def predicted_num_parameters(config: EmbeddingConfig, feature_size: int, vocab_size: int) -> int:
@@ -372,7 +347,10 @@ def predicted_num_parameters(config: EmbeddingConfig, feature_size: int, vocab_s
 
 
 def _width(config: EmbeddingConfig, feature_size: int) -> int:
-    return config.embedding_size if config.output_projection else feature_size
+    """Of what the vocabulary's matrix is multiplied by."""
+    if config.output_projection is True:
+        return config.embedding_size
+    return config.output_projection or feature_size
 
 
 def _output_matrix(config: EmbeddingConfig, width: int, embedding_VE: nn.Parameter) -> nn.Parameter:

@@ -560,7 +560,7 @@ def _values(name: str, field: FieldInfo) -> list[Any]:
         return list(_SIZES[name])
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
-    if annotation is bool:
+    if annotation is bool or bool in get_args(annotation):
         return [False, True]
     may_be_none = type(None) in get_args(annotation) and field.default is not None
     return [field.default, None] if may_be_none else []

@@ -11,6 +11,7 @@ matrix is multiplied by three times, as it has to be.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +26,21 @@ _NUMBERS_AT_ONCE = 2**22
 """Logits of a piece: 16 MiB of float32."""
 _MIN_ROWS = 256
 """With fewer rows in a piece, the product with a large matrix would wait for memory."""
+
+
+class Positions(NamedTuple):
+    """Where something is predicted, one position below the other."""
+
+    x_RF: Tensor
+    """Features."""
+    targets_R: Tensor
+    """What is predicted."""
+    weight_R: Tensor
+    """What each of them counts; has no gradient."""
+
+    def rows(self, rows: slice | Tensor) -> Positions:
+        """Some of them."""
+        return Positions(self.x_RF[rows], self.targets_R[rows], self.weight_R[rows])
 
 
 class Costs(NamedTuple):
@@ -54,35 +70,32 @@ class Objective:
     """Stand for the vocabulary, as in :func:`sampled_costs`; none: all of it counts."""
     sparse_rows: bool = False
     """Rows that are looked up may have a gradient of these rows alone."""
+    dtype: torch.dtype | None = None
+    """That the softmax is taken in; none: that of the logits."""
 
 
 class RowCost(ABC):
     """The cost of positions as a function of their features, their targets and some parameters."""
 
     @abstractmethod
-    def costs(self, x_RF: Tensor, targets_R: Tensor, parameters: tuple[Tensor, ...]) -> Costs:
-        """By operations of PyTorch, which has gradients of any order for them."""
+    def costs(self, positions: Positions, parameters: tuple[Tensor, ...]) -> Costs:
+        """Without their weights, by operations of PyTorch, which has gradients of any order for them."""
 
     @abstractmethod
     def numbers_per_row(self, parameters: tuple[Tensor, ...]) -> int:
         """How many numbers a position takes."""
 
     def add_gradients(
-        self,
-        x_RF: Tensor,
-        targets_R: Tensor,
-        weight_R: Tensor,
-        parameters: tuple[Tensor, ...],
-        of_parameters: tuple[Tensor, ...],
+        self, positions: Positions, parameters: tuple[Tensor, ...], of_parameters: tuple[Tensor, ...]
     ) -> tuple[Costs, Tensor]:
         """The costs and the gradient of the features; that of the parameters is added to ``of_parameters``.
 
         The gradient is that of the objective's sum, each position times its weight.
         """
         with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in (x_RF, *parameters)]
-            costs = self.costs(leaves[0], targets_R, tuple(leaves[1:]))
-            of_x_RF, *found = torch.autograd.grad(costs.objective, leaves, weight_R)
+            leaves = [tensor.detach().requires_grad_() for tensor in (positions.x_RF, *parameters)]
+            costs = self.costs(positions._replace(x_RF=leaves[0]), tuple(leaves[1:]))
+            of_x_RF, *found = torch.autograd.grad(costs.objective, leaves, positions.weight_R)
         for total, one in zip(of_parameters, found, strict=True):
             total.add_(one)
         return Costs(costs.objective.detach(), costs.nats.detach()), of_x_RF
@@ -100,18 +113,14 @@ class LinearCost(RowCost):
     def numbers_per_row(self, parameters: tuple[Tensor, ...]) -> int:
         return len(parameters[0])
 
-    def costs(self, x_RF: Tensor, targets_R: Tensor, parameters: tuple[Tensor, ...]) -> Costs:
-        log_probs_RV = functional.linear(x_RF, *parameters).log_softmax(-1, dtype=self.dtype)
-        return costs_of(log_probs_RV, targets_R, self.smoothing)
+    def costs(self, positions: Positions, parameters: tuple[Tensor, ...]) -> Costs:
+        log_probs_RV = functional.linear(positions.x_RF, *parameters).log_softmax(-1, dtype=self.dtype)
+        return costs_of(log_probs_RV, positions.targets_R, self.smoothing)
 
     def add_gradients(
-        self,
-        x_RF: Tensor,
-        targets_R: Tensor,
-        weight_R: Tensor,
-        parameters: tuple[Tensor, ...],
-        of_parameters: tuple[Tensor, ...],
+        self, positions: Positions, parameters: tuple[Tensor, ...], of_parameters: tuple[Tensor, ...]
     ) -> tuple[Costs, Tensor]:
+        x_RF, targets_R, weight_R = positions
         logits_RV = functional.linear(x_RF, *parameters)
         logits_RV = logits_RV if self.dtype is None else logits_RV.to(self.dtype)
         top_R1 = logits_RV.amax(1, keepdim=True)
@@ -152,8 +161,9 @@ class MixtureCost(RowCost):
         prior_KF, *_, bias_V = parameters
         return 3 * len(prior_KF) * len(bias_V)
 
-    def costs(self, x_RF: Tensor, targets_R: Tensor, parameters: tuple[Tensor, ...]) -> Costs:
-        return costs_of(mixture_log_probs(x_RF, parameters, self.dtype), targets_R, self.smoothing)
+    def costs(self, positions: Positions, parameters: tuple[Tensor, ...]) -> Costs:
+        log_probs_RV = mixture_log_probs(positions.x_RF, parameters, self.dtype)
+        return costs_of(log_probs_RV, positions.targets_R, self.smoothing)
 
 
 def costs_of(log_probs_RV: Tensor, targets_R: Tensor, smoothing: float) -> Costs:
@@ -186,30 +196,27 @@ def mixture_log_probs(x: Tensor, parameters: tuple[Tensor, ...], dtype: torch.dt
     return (log_prior_K.unsqueeze(-1) + log_probs_KV).logsumexp(-2)
 
 
-def in_pieces(
-    cost: RowCost, x_RF: Tensor, targets_R: Tensor, weight_R: Tensor, parameters: tuple[Tensor, ...]
-) -> Costs:
+def in_pieces(cost: RowCost, positions: Positions, parameters: tuple[Tensor, ...]) -> Costs:
     """What each position costs times its weight, computed for some positions at a time, with gradients.
 
     Args:
         cost: the cost of one position.
-        x_RF: the features.
-        targets_R: what is predicted.
-        weight_R: has no gradient.
+        positions: all of them.
         parameters: those of the cost.
     """
+    x_RF, _, weight_R = positions
     takes_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x_RF, *parameters))
     numbers_per_row = cost.numbers_per_row(parameters)
     num_rows = max(_MIN_ROWS, _NUMBERS_AT_ONCE // numbers_per_row)
     # A compiler makes a form of its own, and cannot look into this one.
     if torch.compiler.is_compiling() or len(x_RF) * numbers_per_row <= _FEW_NUMBERS:
-        return Costs(*(part * weight_R for part in cost.costs(x_RF, targets_R, parameters)))
+        return Costs(*(part * weight_R for part in cost.costs(positions, parameters)))
     if not takes_gradient:
-        pieces = zip(x_RF.split(num_rows), targets_R.split(num_rows), strict=True)
-        found = [cost.costs(x, targets, parameters) for x, targets in pieces]
+        starts = range(0, len(x_RF), num_rows)
+        found = [cost.costs(positions.rows(slice(start, start + num_rows)), parameters) for start in starts]
         nats_R = torch.cat([costs.nats for costs in found]) * weight_R
         return Costs(torch.cat([costs.objective for costs in found]) * weight_R, nats_R)
-    return Costs(*_InPieces.apply(cost, num_rows, x_RF, targets_R, weight_R, *parameters))
+    return Costs(*_InPieces.apply(cost, num_rows, *positions, *parameters))
 
 
 class _InPieces(torch.autograd.Function):
@@ -223,7 +230,7 @@ class _InPieces(torch.autograd.Function):
         ctx: Any, cost: RowCost, num_rows: int, x_RF: Tensor, targets_R: Tensor, weight_R: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.cost, ctx.num_rows = cost, num_rows
-        costs, gradients = _with_gradients(cost, num_rows, x_RF, targets_R, weight_R, parameters)
+        costs, gradients = _with_gradients(cost, num_rows, Positions(x_RF, targets_R, weight_R), parameters)
         ctx.save_for_backward(x_RF, targets_R, weight_R, *parameters, *gradients)
         nats_R = costs.nats * weight_R
         ctx.mark_non_differentiable(nats_R)
@@ -235,49 +242,44 @@ class _InPieces(torch.autograd.Function):
         num_parameters = (len(rest) - 1) // 2
         parameters, gradients = tuple(rest[:num_parameters]), rest[num_parameters:]
         if torch.is_grad_enabled():  # the gradient is to be differentiated itself
-            gradients = _by_pytorch(ctx.cost, x_RF, targets_R, weight_R * of_objective_R, parameters)
+            gradients = _by_pytorch(ctx.cost, Positions(x_RF, targets_R, weight_R * of_objective_R), parameters)
         elif not (of_objective_R == of_objective_R[0]).all():
-            weight_R = weight_R * of_objective_R
-            gradients = _with_gradients(ctx.cost, ctx.num_rows, x_RF, targets_R, weight_R, parameters)[1]
+            positions = Positions(x_RF, targets_R, weight_R * of_objective_R)
+            gradients = _with_gradients(ctx.cost, ctx.num_rows, positions, parameters)[1]
         elif of_objective_R[0] != 1:
             gradients = [gradient * of_objective_R[0] for gradient in gradients]
         return None, None, gradients[0], None, None, *gradients[1:]
 
 
 def _with_gradients(
-    cost: RowCost, num_rows: int, x_RF: Tensor, targets_R: Tensor, weight_R: Tensor, parameters: tuple[Tensor, ...]
+    cost: RowCost, num_rows: int, positions: Positions, parameters: tuple[Tensor, ...]
 ) -> tuple[Costs, list[Tensor]]:
     """Costs without their weights; the gradients, with them, of the features and of each parameter."""
     of_parameters = tuple(torch.zeros_like(parameter) for parameter in parameters)
     found, of_x = [], []
-    num_pieces = max(1, -(-len(x_RF) // num_rows))
-    borders = [len(x_RF) * number // num_pieces for number in range(num_pieces + 1)]
+    num_all = len(positions.x_RF)
+    num_pieces = max(1, -(-num_all // num_rows))
+    borders = [num_all * number // num_pieces for number in range(num_pieces + 1)]
     for piece in map(slice, borders, borders[1:]):
-        costs, of_piece_RF = cost.add_gradients(
-            x_RF[piece], targets_R[piece], weight_R[piece], parameters, of_parameters
-        )
+        costs, of_piece_RF = cost.add_gradients(positions.rows(piece), parameters, of_parameters)
         found.append(costs)
         of_x.append(of_piece_RF)
     objective_R, nats_R = (torch.cat([costs[part] for costs in found]) for part in (0, 1))
     return Costs(objective_R, nats_R), [torch.cat(of_x), *of_parameters]
 
 
-def _by_pytorch(
-    cost: RowCost, x_RF: Tensor, targets_R: Tensor, weight_R: Tensor, parameters: tuple[Tensor, ...]
-) -> list[Tensor]:
+def _by_pytorch(cost: RowCost, positions: Positions, parameters: tuple[Tensor, ...]) -> list[Tensor]:
     """The gradient by operations of PyTorch, with gradients of its own."""
     # Views, because one argument may have been computed from another, and the way between them is not of this cost.
-    views = [tensor.view_as(tensor) for tensor in (x_RF, *parameters)]
-    objective_R = cost.costs(views[0], targets_R, tuple(views[1:])).objective
+    views = [tensor.view_as(tensor) for tensor in (positions.x_RF, *parameters)]
+    objective_R = cost.costs(positions._replace(x_RF=views[0]), tuple(views[1:])).objective
     wanted = [view for view in views if view.requires_grad]
-    found = iter(torch.autograd.grad(objective_R, wanted, weight_R, create_graph=True))
+    found = iter(torch.autograd.grad(objective_R, wanted, positions.weight_R, create_graph=True))
     return [next(found) if view.requires_grad else torch.zeros_like(view) for view in views]
 
 
 def sampled_costs(
-    x_RF: Tensor,
-    targets_R: Tensor,
-    weight_R: Tensor,
+    positions: Positions,
     target_weight_RF: Tensor,
     target_bias_R: Tensor,
     negatives: Negatives,
@@ -296,33 +298,54 @@ def sampled_costs(
     https://arxiv.org/abs/1712.00527.
 
     Args:
-        x_RF: features.
-        targets_R: what is predicted.
-        weight_R: of each position.
+        positions: where something is predicted.
         target_weight_RF: the target's row of the output matrix, for each position.
         target_bias_R: the target's bias.
         negatives: tokens drawn, the same for all positions.
         weight_NF: the negatives' rows of the output matrix.
         bias_N: the negatives' biases.
     """
+    x_RF, targets_R, weight_R = positions
     of_target_R = (x_RF * target_weight_RF).sum(1) + target_bias_R
-    of_negatives_RN = functional.linear(x_RF, weight_NF, bias_N - negatives.log_expected_N)
+    of_negatives_RN = functional.linear(x_RF, weight_NF, bias_N - negatives.log_expected_N.to(bias_N))
     of_negatives_RN = of_negatives_RN.masked_fill(targets_R.unsqueeze(1) == negatives.ids_N, float("-inf"))
     all_R = torch.cat([of_target_R.unsqueeze(1), of_negatives_RN], dim=1).logsumexp(1)
     costs_R = (all_R - of_target_R) * weight_R
     return Costs(costs_R, costs_R.detach())
 
 
-def log_uniform_negatives(uniform_N: Tensor, vocab_size: int) -> Negatives:
-    """Token ids from uniform numbers, with the chances of Zipf's law: ``q_k = log((k + 2) / (k + 1)) / log(V + 1)``.
-
-    It fits where ids are ranks by frequency, as those of words are.
+class Proposal:
+    """Draws negatives: token ids, each with a chance of its own.
 
     Args:
-        uniform_N: in [0, 1).
-        vocab_size: V.
+        chances_V: how likely each token is to be drawn, above 0, summing to one.
     """
-    log_size = torch.log(torch.tensor(vocab_size + 1.0, dtype=torch.float64)).item()
-    ids_N = (uniform_N.double() * log_size).exp().long().sub(1).clamp(0, vocab_size - 1)
-    chance_N = torch.log1p(1 / (ids_N.double() + 1)) / log_size
-    return Negatives(ids_N, (len(ids_N) * chance_N).log().to(uniform_N.dtype))
+
+    def __init__(self, chances_V: Tensor) -> None:
+        chances_V = chances_V.double()
+        self._log_chances_V = chances_V.log()
+        self._up_to_V = chances_V.cumsum(0)
+
+    def draw(self, uniform_N: Tensor) -> Negatives:
+        """Token ids by the inverse of the distribution function.
+
+        Args:
+            uniform_N: in [0, 1).
+        """
+        # Numbers that round to the end belong to the last token.
+        ids_N = torch.searchsorted(self._up_to_V, uniform_N.double(), right=True).clamp(max=len(self._up_to_V) - 1)
+        return Negatives(ids_N, self._log_chances_V[ids_N] + math.log(len(ids_N)))
+
+
+def unigram_chances(counts_V: Tensor, power: float = 0.75) -> Tensor:
+    """How likely tokens are to be negatives, from how often they occur: ``q_k`` proportional to ``(n_k + 1)^power``.
+
+    The one that is added leaves no token without a chance, which the estimate needs. The power, less than 1, draws rare
+    tokens more often than they occur: Mikolov et al. 2013, https://arxiv.org/abs/1310.4546.
+
+    Args:
+        counts_V: n_k.
+        power: 1 draws as the text does, 0 all alike.
+    """
+    weights_V = (counts_V.double() + 1).pow(power)
+    return weights_V / weights_V.sum()

@@ -28,7 +28,7 @@ from elman.models.kinds import build_model, kind_names, model_class, model_confi
 from elman.models.noise import Noise
 from elman.page import Page
 from elman.settings import resolve
-from elman.training.objective import training_costs
+from elman.training.objective import proposal_of, training_costs
 from elman.training.optimizers import Optimizer
 
 NUM_PARAMETERS = 1_000_000
@@ -216,6 +216,7 @@ class Update:
         self._optimizer = Optimizer(network, config)
         shape = (config.batch_size, config.bptt + 1)
         self._tokens_BT = torch.randint(network.vocab_size, shape, generator=torch.Generator().manual_seed(1))
+        self._proposal = proposal_of(config, self._tokens_BT.flatten().numpy(), network.vocab_size)
         self._weight_BT = torch.ones(shape[0], shape[1] - 1)
         self._state = network.initial_state(config.batch_size)
         self.num_tokens = self._weight_BT.numel()
@@ -225,7 +226,9 @@ class Update:
         tokens_BT, targets_BT = self._tokens_BT[:, :-1], self._tokens_BT[:, 1:]
         features_BTF, state = self._network.features(tokens_BT, self._state, None, noise)
         weight_BT = self._weight_BT / self.num_tokens
-        costs = training_costs(self._network, features_BTF, targets_BT, weight_BT, self._config, noise)
+        costs = training_costs(
+            self._network, features_BTF, targets_BT, weight_BT, self._config, noise, proposal=self._proposal
+        )
         self._optimizer.zero_grad()
         costs.objective.backward()
         gradients: list[Tensor] = [p.grad for p in self._optimizer.parameters if p.grad is not None]

@@ -26,8 +26,10 @@ from torch.utils.checkpoint import checkpoint
 from elman.config import TrainingConfig
 from elman.data.streams import Segment, share_of
 from elman.models.contract import LanguageModel
+from elman.models.losses import Costs, Proposal
 from elman.models.noise import Noise
 from elman.models.state import State
+from elman.training.distillation import Teacher, state_of_student
 from elman.training.distributed import Ranks
 from elman.training.objective import penalty, training_costs
 
@@ -98,6 +100,8 @@ class Gradients:
         shards: how the parameters are divided among them; none: each has all.
         terms: what is added to the loss.
         note: told what the user should know.
+        proposal: draws the negatives; needed with ``training.num_negatives``.
+        teacher: whose distribution is learned as well; none: the text alone.
     """
 
     def __init__(
@@ -108,10 +112,13 @@ class Gradients:
         shards: Shards | None,
         terms: Sequence[Term],
         note: Callable[[str], None],
+        proposal: Proposal | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self._network, self._config, self._ranks, self._shards = network, config, ranks, shards
         self._parameters: Sequence[nn.Parameter] = list(network.parameters()) if shards is None else shards.parameters
         self._terms, self._note = terms, note
+        self._proposal, self._teacher = proposal, teacher
         self._half = None if config.precision is None else _DTYPES[config.precision]
         self.scale = LossScale() if config.precision == "float16" else None
         self._has_penalty = config.activation_penalty > 0 or config.temporal_penalty > 0
@@ -131,7 +138,7 @@ class Gradients:
         Args:
             segment: the rows of this process.
             whole: the rows of all.
-            before: the state of the former.
+            before: the state of the former, that of the teacher's models with it (:meth:`Teacher.initial_state`).
             noise: the masks of dropout for the former.
 
         Returns:
@@ -222,11 +229,20 @@ class Gradients:
         keeps = not self._config.recompute_tokens
         with torch.autocast(device.type, self._half, enabled=is_half, cache_enabled=keeps):
             reset_BT = None if piece.reset_BT is None else piece.reset_BT.to(device)
-            features_BTF, after = network.features(piece.tokens_BT.to(device), state, reset_BT, noise)
+            tokens_BT = piece.tokens_BT.to(device)
+            own_state = state if self._teacher is None else state_of_student(state)
+            features_BTF, after = network.features(tokens_BT, own_state, reset_BT, noise)
             # The gradient begins with the weights: what is scaled is scaled from there on.
             weight_BT = piece.weight_BT.to(device, network.dtype) * (self._factor / num_targets)
             targets_BT, dtype = piece.targets_BT.to(device), network.dtype if is_half else None
-            costs = training_costs(network, features_BTF, targets_BT, weight_BT, self._config, noise, dtype)
+            costs = training_costs(
+                network, features_BTF, targets_BT, weight_BT, self._config, noise, dtype, self._proposal
+            )
+            if self._teacher is not None:
+                lesson = self._teacher.read(tokens_BT, state, reset_BT)
+                objective = self._teacher.mixed(costs.objective, network.head, features_BTF, lesson, weight_BT)
+                costs = Costs(objective, costs.nats)
+                after = State({**after.tensors, **lesson.state.tensors})
         if is_half:  # what is carried on keeps all its bits
             after = State({name: tensor.to(state.tensors[name].dtype) for name, tensor in after.tensors.items()})
         return Read(features_BTF, costs.objective, costs.nats / self._factor, after)

@@ -14,7 +14,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -33,13 +32,16 @@ from elman.models.kinds import build_model
 from elman.models.noise import Noise
 from elman.models.state import State
 from elman.settings import Config
+from elman.threads import num_threads
 from elman.training.advice import Advisor, unigram_nats
 from elman.training.averaging import Average
 from elman.training.checkpoint import Checkpoint
+from elman.training.distillation import Teacher
 from elman.training.distributed import Gathered, Ranks, choose_device, gather_tensors
 from elman.training.gradients import Gradients
 from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
 from elman.training.layout import lay_out
+from elman.training.objective import proposal_of
 from elman.training.optimizers import Optimizer, learning_rate_share
 from elman.training.samples import draw_samples
 
@@ -98,6 +100,7 @@ class Trainer:
             ``checkpoint`` and ``stopped`` and ends.
         last_saved: gives the state to return to when one batch after the other goes wrong; none: then it stops.
         ranks: the processes that train together, each with a trainer of its own; none: this one alone.
+        teacher: whose distribution the model learns as well; none: the text alone.
     """
 
     def __init__(
@@ -109,8 +112,9 @@ class Trainer:
         should_stop: Callable[[], bool] = lambda: False,
         last_saved: Callable[[], Checkpoint] | None = None,
         ranks: Ranks | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
-        self.config, self.dataset = config, dataset
+        self.config, self.dataset, self._teacher = config, dataset, teacher
         self._callbacks, self._should_stop, self._last_saved = callbacks, should_stop, last_saved
         self.ranks = Ranks() if ranks is None else ranks
         self.device = choose_device(config.device)
@@ -134,7 +138,13 @@ class Trainer:
         self._notes: list[str] = []
         # Who does not override it has nothing to add, and features need not be kept for him.
         terms = [callback.loss for callback in callbacks if type(callback).loss is not Callback.loss]
-        self._gradients = Gradients(self.network, training, self.ranks, self._shards, terms, self.note)
+        proposal = proposal_of(training, dataset.train.tokens[1:], dataset.tokenizer.size)
+        if teacher is not None:
+            teacher.prepare(config, self.network, dataset.tokenizer)
+            self.notices.append(teacher.summary())
+        self._gradients = Gradients(
+            self.network, training, self.ranks, self._shards, terms, self.note, proposal, teacher
+        )
         if not training.has_budget and not isinstance(self.network, CountedModel):
             self.notices.append(f"no budget is given: training for {_DEFAULT_EPOCHS:g} epochs")
         if training.schedule == "plateau" and dataset.valid is None:
@@ -163,7 +173,7 @@ class Trainer:
         self._evaluated_at = self._sampled_at = self._saved_at = 0
         self._now = self._saved_seconds = time.monotonic()
         rows = range(self.streams.batch_size)[share_of(self.streams.batch_size, self.ranks.rank, self.ranks.size)]
-        self.state: State = self.network.initial_state(len(rows))
+        self.state: State = self._initial_state(len(rows))
         self._whole_network: LanguageModel | None = None
         """Of a divided model, in the first process: all of it, as it was when it was last brought together."""
         self._gathered: Gathered | None = None
@@ -173,6 +183,13 @@ class Trainer:
         from elman.training.sharding import Shards  # takes long to import, and few need it
 
         return Shards(self.network, self.ranks, self.device)
+
+    def _initial_state(self, num_rows: int) -> State:
+        """The state before the first token, of the model and of its teacher's models in one."""
+        state = self.network.initial_state(num_rows)
+        if self._teacher is None:
+            return state
+        return State({**state.tensors, **self._teacher.initial_state(num_rows).tensors})
 
     @property
     def segment_index(self) -> int:
@@ -211,6 +228,8 @@ class Trainer:
         }
         if self.origin is not None:
             provenance["from"] = self.origin
+        if self._teacher is not None:
+            provenance["teacher"] = self._teacher.to_dict()
         if self.config.data.pairs:
             provenance["pairs"] = {"reverse_source": self.config.data.reverse_source}
         return Bundle(self._judged, self.dataset.tokenizer, provenance)
@@ -325,7 +344,7 @@ class Trainer:
         num_rows = len(segment.tokens_BT)
         if segment.starts_anew:
             check_targets(segment)
-            self.state = self.network.initial_state(num_rows)
+            self.state = self._initial_state(num_rows)
         before = self.state
         first_row = share_of(len(whole.tokens_BT), self.ranks.rank, self.ranks.size).start
         # What is added up or divided between processes has to be dense.
@@ -333,7 +352,7 @@ class Trainer:
         noise = Noise(self.config.seed, self.update, self.streams.batch_size, first_row, sparse_rows=sparse_rows)
         if self.config.training.reset_probability:
             drawn_B = noise.uniform((num_rows,), "reset", self.device)
-            initial = self.network.initial_state(num_rows)
+            initial = self._initial_state(num_rows)
             before = before.reset(drawn_B < self.config.training.reset_probability, initial)
         rate = self.rate_share() * self.guard.rate
         if self.config.training.random_bptt:
@@ -572,6 +591,7 @@ class Trainer:
             "tokenizer_sha256": hashlib.sha256(tokenizer.encode("utf-8", "surrogateescape")).hexdigest(),
             "dtype": self.config.dtype,
             "seed": self.config.seed,
+            "teacher": None if self._teacher is None else self._teacher.to_dict(),
             **{
                 f"data.{name}": getattr(self.config.data, name)
                 for name in ("reset_at_documents", "pairs", "reverse_source")
@@ -623,15 +643,3 @@ class Trainer:
         self.last_evaluation = trainer["last_evaluation"]
         self._evaluated_at, self._sampled_at = trainer["evaluated_at"], trainer["sampled_at"]
         self._saved_at = self.update
-
-
-@contextmanager
-def num_threads(count: int | None) -> Iterator[None]:
-    """Use this many threads, and give the process its own number back."""
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

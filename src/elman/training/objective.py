@@ -5,15 +5,26 @@ Shape letters: B rows, T time, F features, N tokens drawn as negatives.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from elman.baselines import token_counts
 from elman.config import EmbeddingConfig, ModelConfig, TrainingConfig
 from elman.errors import TrainingError
 from elman.models.contract import LanguageModel
 from elman.models.heads import OutputHead
-from elman.models.losses import Costs, Objective, log_uniform_negatives
+from elman.models.losses import Costs, Negatives, Objective, Proposal, unigram_chances
 from elman.models.noise import Noise
+
+
+def proposal_of(config: TrainingConfig, tokens: NDArray[Any], vocab_size: int) -> Proposal | None:
+    """What negatives are drawn from, by how often each token occurs in a text; none where all tokens count."""
+    if not config.num_negatives:
+        return None
+    return Proposal(unigram_chances(torch.from_numpy(token_counts(tokens, vocab_size))))
 
 
 def training_costs(
@@ -24,6 +35,7 @@ def training_costs(
     config: TrainingConfig,
     noise: Noise,
     dtype: torch.dtype | None = None,
+    proposal: Proposal | None = None,
 ) -> Costs:
     """What the targets cost, summed over positions: what is lowered, and nats; with ``num_negatives`` an estimate.
 
@@ -33,18 +45,22 @@ def training_costs(
         targets_BT: what is predicted.
         weight_BT: of each position.
         config: the settings.
-        noise: draws the negatives.
+        noise: the key of what is drawn.
         dtype: that the softmax is taken in.
+        proposal: draws the negatives; needed with ``num_negatives``.
     """
     head = network.head
     if not isinstance(head, OutputHead):
         raise TrainingError(f"model.kind {network.config.kind!r} has no output that can be trained")
-    objective = Objective(config.label_smoothing, sparse_rows=noise.sparse_rows)
+    negatives = None
     if config.num_negatives:
-        drawn_N = noise.common((config.num_negatives,), "negatives", features_BTF.device)
-        negatives = log_uniform_negatives(drawn_N.to(network.dtype), network.vocab_size)
-        objective = Objective(negatives=negatives, sparse_rows=noise.sparse_rows)
-    costs = head.training_costs(features_BTF, targets_BT, weight_BT, objective, dtype)
+        if proposal is None:
+            raise TrainingError("training.num_negatives draws tokens, and nothing says how likely each is")
+        # Drawn on the CPU: in float64, and the same on every device.
+        drawn_N = noise.common((config.num_negatives,), "negatives", torch.device("cpu"))
+        negatives = Negatives(*(tensor.to(features_BTF.device) for tensor in proposal.draw(drawn_N)))
+    objective = Objective(config.label_smoothing, negatives, noise.sparse_rows, dtype)
+    costs = head.training_costs(features_BTF, targets_BT, weight_BT, objective)
     return Costs(costs.objective.sum(), costs.nats.sum())
 
 

@@ -21,6 +21,7 @@ from elman.errors import ConfigError, ElmanError
 from elman.models.contract import CountedModel
 from elman.settings import Config, resolve, resolve_run, with_corpus
 from elman.training.checkpoint import has_checkpoint
+from elman.training.distillation import Teacher, load_teacher, read_teacher, taught_by
 from elman.training.distributed import Ranks, join, newest_for_all
 from elman.training.folder import Run, as_stored, new_run
 from elman.training.keeper import Keeper
@@ -38,6 +39,9 @@ def train(
     preset: str | None = None,
     config: str | Path | None = None,
     from_model: str | Path | None = None,
+    teachers: str | Path | Sequence[str | Path] = (),
+    teacher_weight: float | None = None,
+    teacher_temperature: float | None = None,
     overwrite: bool = False,
     resume: ResumePolicy = "never",
     callbacks: Sequence[Callback] = (),
@@ -54,6 +58,10 @@ def train(
         config: a TOML file of settings, such as the ``run.toml`` of another run.
         from_model: a run folder or model file to start from, whose settings the model has; what was taken over is in
             :attr:`elman.training.folder.Run.origin` (see :mod:`elman.training.transfer`).
+        teachers: run folders or model files whose distribution, the mean of several, is learned as well (see
+            :mod:`elman.training.distillation`); none: those of the run that ``config`` lies in.
+        teacher_weight: the share of the loss that is theirs; none: 0.5.
+        teacher_temperature: that distributions are flattened by; none: 1.
         overwrite: replace a run folder that is there.
         resume: ``auto`` goes on with the run in ``out`` where there is one; budgets may differ.
         callbacks: each sees every record.
@@ -70,25 +78,26 @@ def train(
         TrainingError: loss or gradient are no longer finite.
     """
     resolved = resolve(with_corpus(_with_origin(settings, from_model), corpus), preset=preset, file=config)
+    teacher = _teacher(resolved, config, teachers, teacher_weight, teacher_temperature)
     if resume == "auto" and (out is None or overwrite):
         raise ConfigError("--resume auto goes on with the run in --out: give --out, and leave --overwrite out")
     watch: dict[str, Any] = {"callbacks": callbacks, "should_stop": should_stop, "tensorboard": tensorboard}
     with join() as ranks:
         if resume == "auto" and out is not None:
             # The first process alone looks: it will soon write there.
-            if ranks.spread(lambda: b"on" if _goes_on(Path(out), resolved) else b""):
-                cell = resolved.model.kind if is_own_cell(resolved.model.kind) else None
-                return _resume(ranks, Path(out), cell, {"training": _may_change(resolved)}, **watch)
+            if ranks.spread(lambda: b"on" if _goes_on(Path(out), resolved, teacher) else b""):
+                return _resume(ranks, Path(out), _own_cell(resolved), {"training": _may_change(resolved)}, **watch)
             overwrite = (Path(out) / "run.toml").is_file()  # of a run that was killed before it could save anything
         path = None if out is None else Path(out)
         made = ranks.spread(lambda: os.fsencode(new_run(path, resolved, overwrite=overwrite).path))
-        return _train(ranks, Run(Path(os.fsdecode(made))), resolved, **watch)
+        return _train(ranks, Run(Path(os.fsdecode(made))), resolved, teacher, **watch)
 
 
 def _train(
     ranks: Ranks,
     run: Run,
     config: Config,
+    teacher: Teacher | None,
     *,
     callbacks: Sequence[Callback],
     should_stop: Callable[[], bool],
@@ -100,7 +109,7 @@ def _train(
             dataset, bundle = _prepared(ranks, config, lambda: prepare_for(config))
             if bundle is not None and config.training.shard:
                 raise ConfigError("--from takes whole weights, and training.shard divides them: leave one of them out")
-            trainer = _trainer(ranks, run, config, dataset, callbacks, should_stop)
+            trainer = _trainer(ranks, run, config, dataset, teacher, callbacks, should_stop)
             origin = None if bundle is None else take_over(config, bundle, trainer.network, dataset)
         except BaseException:
             if ranks.rank == 0 and not any(run.path.iterdir()):
@@ -111,16 +120,16 @@ def _train(
             trainer.notices.append(origin.transfer.summary())
         if ranks.rank == 0:
             with _disk_errors(run):
-                run.begin(config, _environment(dataset, trainer), origin)
+                run.begin(config, _environment(dataset, trainer), origin, teacher)
         _follow(run, trainer, tensorboard)
     return run
 
 
-def _goes_on(path: Path, config: Config) -> bool:
+def _goes_on(path: Path, config: Config, teacher: Teacher | None) -> bool:
     """Whether there is a run in a folder that has saved something to go on from.
 
     Raises:
-        ConfigError: the run there has other settings.
+        ConfigError: the run there has other settings, or another teacher.
     """
     if not (path / "run.toml").is_file():
         return False
@@ -132,8 +141,8 @@ def _goes_on(path: Path, config: Config) -> bool:
                 "--overwrite in place of --resume auto"
             )
         return False
-    cell = config.model.kind if is_own_cell(config.model.kind) else None
-    theirs, mine = resolve_run(path / "run.toml", cell=cell).to_dict(), as_stored(config).to_dict()
+    theirs = resolve_run(path / "run.toml", cell=_own_cell(config)).to_dict()
+    mine = as_stored(config).to_dict()
     for section, values in mine.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for name, value in pairs:
@@ -144,6 +153,11 @@ def _goes_on(path: Path, config: Config) -> bool:
                     f"the run {str(path)!r} has {where} {other!r}, {value!r} was given: give the settings it was "
                     "started with, or another --out"
                 )
+    if taught_by(run.teacher) != (None if teacher is None else teacher.to_dict()):
+        raise ConfigError(
+            f"the run {str(path)!r} learns from another teacher, or with another weight or temperature, or from none: "
+            "give what it was started with, or another --out"
+        )
     return True
 
 
@@ -204,7 +218,8 @@ def _resume(
         checkpoint_path, checkpoint, passed_over = newest_for_all(ranks, run.checkpoints)
         tokenizer = config.tokenizer if origin is None else origin.tokenizer
         dataset = _prepared(ranks, config, lambda: prepare(config.data, config.text, tokenizer))
-        trainer = _trainer(ranks, run, config, dataset, callbacks, should_stop)
+        teacher = read_teacher(run.teacher, cell=cell)
+        trainer = _trainer(ranks, run, config, dataset, teacher, callbacks, should_stop)
         trainer.restore(checkpoint)
         if origin is not None:
             _remember(trainer, origin)
@@ -256,6 +271,7 @@ def _trainer(
     run: Run,
     config: Config,
     dataset: Dataset,
+    teacher: Teacher | None,
     callbacks: Sequence[Callback],
     should_stop: Callable[[], bool],
 ) -> Trainer:
@@ -266,7 +282,33 @@ def _trainer(
         should_stop=should_stop,
         last_saved=lambda: newest_for_all(ranks, run.checkpoints)[1],
         ranks=ranks,
+        teacher=teacher,
     )
+
+
+def _own_cell(config: Config) -> str | None:
+    """The person's own cell of a training that has one."""
+    return config.model.kind if is_own_cell(config.model.kind) else None
+
+
+def _teacher(
+    config: Config,
+    file: str | Path | None,
+    names: str | Path | Sequence[str | Path],
+    weight: float | None,
+    temperature: float | None,
+) -> Teacher | None:
+    """The teacher that is asked for, or that of the run whose settings a file holds.
+
+    Raises:
+        ConfigError: there is none to whom a weight or a temperature could belong.
+    """
+    models, cell = [names] if isinstance(names, str | Path) else list(names), _own_cell(config)
+    if models:
+        return load_teacher(models, weight=weight, temperature=temperature, cell=cell)
+    if weight is not None or temperature is not None:
+        raise ConfigError("a teacher's weight and temperature have no meaning without one: give --teacher as well")
+    return None if file is None else read_teacher(Path(file).parent / "teacher", cell=cell)
 
 
 def _with_origin(settings: Mapping[str, Any], from_model: str | Path | None) -> dict[str, Any]:
@@ -318,15 +360,18 @@ class Plan:
 def dry_run(corpus: str | Path | Sequence[str | Path] | None = None, **options: Any) -> Plan:
     """Do everything once and write nothing: one update, one evaluation, one sample.
 
-    Takes the arguments of :func:`train` that choose settings: ``preset``, ``config``, ``from_model`` and the sections.
+    Takes the arguments of :func:`train` that choose settings: ``preset``, ``config``, ``from_model``, ``teachers`` with
+    weight and temperature, and the sections.
     """
     preset, file = options.pop("preset", None), options.pop("config", None)
+    taught = [options.pop(name, None) for name in ("teachers", "teacher_weight", "teacher_temperature")]
     options = _with_origin(options, options.pop("from_model", None))
     resolved = resolve(with_corpus(options, corpus), preset=preset, file=file)
+    teacher = _teacher(resolved, file, taught[0] or (), taught[1], taught[2])
     dataset, bundle = prepare_for(resolved)
     once = resolved.training.model_copy(update=dict.fromkeys(BUDGETS) | {"max_updates": 1})
     short = resolved.sampling.model_copy(update={"prompts": ("",), "temperatures": (0.8,), "max_new_tokens": 100})
-    trainer = Trainer(resolved.model_copy(update={"training": once, "sampling": short}), dataset)
+    trainer = Trainer(resolved.model_copy(update={"training": once, "sampling": short}), dataset, teacher=teacher)
     if bundle is not None:
         trainer.notices.append(take_over(resolved, bundle, trainer.network, dataset).transfer.summary())
     records = list(trainer.records())

@@ -31,6 +31,7 @@ from elman.models.kinds import build_model, model_class
 from elman.models.noise import Noise
 from elman.training.distributed import Ranks, choose_device
 from elman.training.gradients import Gradients
+from elman.training.objective import proposal_of
 from elman.training.optimizers import Optimizer
 
 _BYTES = 4
@@ -248,8 +249,9 @@ def time_updates(
     """
     network = build_model(model, vocab_size, seed=1, dtype=torch.float32, device=choose_device("cpu"))
     optimizer = Optimizer(network, training)
-    gradients = Gradients(network, training, ranks, None, (), lambda text: None)
     whole = _segment(vocab_size, training.batch_size * ranks.size, training.bptt)
+    proposal = proposal_of(training, whole.tokens_BT.flatten().numpy(), vocab_size)
+    gradients = Gradients(network, training, ranks, None, (), lambda text: None, proposal)
     segment = whole.part(ranks.rank, ranks.size)
     state = network.initial_state(training.batch_size)
     seconds: list[float] = []
