@@ -12,23 +12,29 @@ import torch
 from elman.beam import beam_search
 from elman.data.pairs import Pairs
 from elman.data.prepare import Split
-from elman.engine import TorchStepper
+from elman.engine import Engine, TorchStepper, stepper
 from elman.errors import TextError, UserError
 from elman.evaluation import Interrupted, evaluate_pairs
 from elman.models.file import Bundle
 from elman.models.kinds import build_model, model_config
 from elman.text.tokenizers import CharTokenizer, WordTokenizer
-from elman.translation import judge_pairs, translate
+from elman.translation import judge_pairs, translate, write_targets
 
 TOKENIZER = CharTokenizer("abc")
 SOURCES = ["a", "bca", "cc", "abcabcabc", "b"]
 KINDS = ["lstm", "seq2seq", "window"]
 
 
-def bundle(kind: str, tokenizer: CharTokenizer | WordTokenizer = TOKENIZER, *, reverse: bool = False) -> Bundle:
+def bundle(
+    kind: str,
+    tokenizer: CharTokenizer | WordTokenizer = TOKENIZER,
+    *,
+    reverse: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> Bundle:
     """A model with weights large enough for opinions of its own."""
     settings = {"kind": kind, "hidden_size": 9, "embedding_size": 6}
-    network = build_model(model_config(settings), tokenizer.size, seed=5, dtype=torch.float64)
+    network = build_model(model_config(settings), tokenizer.size, seed=5, dtype=dtype)
     generator = torch.Generator().manual_seed(2)
     for parameter in network.parameters():
         parameter.data += 0.7 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -114,6 +120,19 @@ def test_a_model_of_reversed_sources_reads_them_reversed():
     assert translate(forward, ["abcca"], max_new_tokens=9) != translate(backward, ["abcca"], max_new_tokens=9)
     beams = [translate(m, s, num_beams=3, max_new_tokens=5) for m, s in ((forward, mirrored), (backward, SOURCES))]
     assert beams[0] == beams[1]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "seq2seq"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_compiled_step_writes_what_pytorch_writes(kind, num_beams):
+    model = bundle(kind, dtype=torch.float32)
+    assert isinstance(stepper(model.network), Engine)
+    encoded = [TOKENIZER.encode(source) for source in SOURCES]
+    how = {"num_beams": num_beams, "max_new_tokens": 8}
+    expected = write_targets(model.network, TOKENIZER, encoded, reverse_source=False, **how)
+    found = translate(model, SOURCES, **how)
+    assert [t.tokens for t in found] == [t.tokens for t in expected]
+    assert [t.nats for t in found] == pytest.approx([t.nats for t in expected], rel=1e-5)
 
 
 def test_words_that_the_vocabulary_lacks():

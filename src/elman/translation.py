@@ -18,9 +18,10 @@ from torch import Tensor
 
 from elman.beam import beam_search
 from elman.data.pairs import Ids, Pairs
-from elman.engine import TorchStepper
+from elman.data.streams import share_of
+from elman.engine import AnyStepper, Stepper, TorchStepper, stepper
 from elman.errors import ElmanError, TextError, UserError
-from elman.evaluation import Interrupted
+from elman.evaluation import ALONE, Interrupted, Team
 from elman.models.contract import LanguageModel
 from elman.models.file import Bundle
 from elman.models.state import State
@@ -102,6 +103,7 @@ def translate(
         if not encoded[-1].size:
             raise TextError(f"source {number} is empty: there is nothing to translate")
     found: dict[int, Translation] = {}
+    form = stepper(bundle.network) if encoded else None
     # Sources of like length share a batch, so that little of it is padding.
     order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
     for start in range(0, len(order), _ROWS_AT_ONCE):
@@ -116,6 +118,7 @@ def translate(
             num_beams=num_beams,
             max_new_tokens=max_new_tokens,
             length_penalty=length_penalty,
+            form=form,
         )
         found |= zip(rows, written, strict=True)
     return [found[index] for index in range(len(encoded))]
@@ -136,21 +139,26 @@ def write_targets(
     num_beams: int = 1,
     max_new_tokens: int = 300,
     length_penalty: float = 1.0,
+    form: AnyStepper | None = None,
 ) -> list[Translation]:
-    """Write the target of each source, all in one batch; sources are tokens in the order of the text."""
+    """Write the target of each source, all in one batch; sources are tokens in the order of the text.
+
+    ``form`` is that of a step, from :func:`elman.engine.stepper`; none: PyTorch's.
+    """
     logits_BV, state = _read(network, tokenizer.boundary_id, [s[::-1] if reverse_source else s for s in sources])
     never = [] if tokenizer.unknown_id is None else [tokenizer.unknown_id]  # it stands for no text
+    step: Stepper[Any] = form or TorchStepper(network)
     if num_beams == 1:
-        return _greedy(network, tokenizer, logits_BV, state, never, max_new_tokens)
+        return _greedy(step, tokenizer, logits_BV, step.take(state), never, max_new_tokens)
 
     def adjust(_: Sequence[tuple[int, ...]], log_probs_KV: NDArray[np.float64]) -> None:
         log_probs_KV[:, never] = -math.inf
 
-    written, form = [], TorchStepper(network)
+    written = []
     for row, logits_V in enumerate(logits_BV):
         best = beam_search(
-            form,
-            state.select([row]),
+            step,
+            step.take(state.select([row])),
             logits_V,
             boundary_id=tokenizer.boundary_id,
             num_beams=num_beams,
@@ -178,10 +186,10 @@ def _read(network: LanguageModel, boundary_id: int, sources: Sequence[Ids]) -> t
 
 
 def _greedy(
-    network: LanguageModel,
+    form: Stepper[Any],
     tokenizer: Tokenizer,
-    logits_BV: Tensor,
-    state: State,
+    logits_BV: Tensor | NDArray[np.floating[Any]],
+    state: Any,
     never: list[int],
     max_new_tokens: int,
 ) -> list[Translation]:
@@ -190,7 +198,7 @@ def _greedy(
     log_probs, finished = [0.0] * len(tokens), [False] * len(tokens)
     rows = list(range(len(tokens)))
     for _ in range(max_new_tokens):
-        log_probs_BV = logits_BV.cpu().double().log_softmax(-1)
+        log_probs_BV = torch.as_tensor(logits_BV).cpu().double().log_softmax(-1)
         if log_probs_BV.isnan().any():
             raise ElmanError("the model's logits hold NaN or infinity: its weights are damaged or training diverged")
         log_probs_BV[:, never] = -math.inf
@@ -207,9 +215,7 @@ def _greedy(
         if not going:
             break
         rows = [rows[place] for place in going]
-        next_B1 = torch.tensor([[tokens[row][-1]] for row in rows], device=network.device)
-        features_B1F, state = network.features(next_B1, state.select(going))
-        logits_BV = network.head.logits(features_B1F)[:, 0]
+        logits_BV, state = form.step([tokens[row][-1] for row in rows], state.select(going))
     return [
         Translation(tokenizer.decode(ids), tuple(ids), -log_prob, ended)
         for ids, log_prob, ended in zip(tokens, log_probs, finished, strict=True)
@@ -258,21 +264,34 @@ def judge_pairs(
     *,
     num_beams: int = 1,
     should_stop: Callable[[], bool] = lambda: False,
+    team: Team = ALONE,
 ) -> PairReport:
     """Write the target of every source and hold it against the given one.
 
     A written target is cut where it is longer than the longest of all given ones: it is wrong by then.
 
+    Args:
+        network: a model of pairs; it is not changed.
+        tokenizer: the one that made the tokens.
+        pairs: the examples in batches; no figure depends on how many a batch has.
+        num_beams: 1 writes greedily, more by beam search.
+        should_stop: polled between batches; in a team it must answer alike everywhere.
+        team: who shares the work, each calling this with the same arguments; all get the same result.
+
     Raises:
         Interrupted: ``should_stop()`` was true.
     """
     _need_beams(num_beams)
-    right, likely, written_right, nats = (np.zeros(pairs.num_examples) for _ in range(4))
+    counts = np.zeros((4, pairs.num_examples))
+    right, likely, written_right, nats = counts
     lengths = np.array([len(pairs.target(example)) for example in range(pairs.num_examples)])
-    for index, examples in enumerate(pairs.batches()):
+    for index, batch in enumerate(pairs.batches()):
         if should_stop():
             raise Interrupted
-        segment = pairs.segment(index)
+        examples = batch[share_of(len(batch), team.rank, team.size)]
+        if not len(examples):
+            continue
+        segment = pairs.segment(index).part(team.rank, team.size)
         targets_BT, weight_BT = segment.targets_BT.to(network.device), segment.weight_BT.to(network.device)
         features_BTF, _ = network.features(segment.tokens_BT.to(network.device), network.initial_state(len(examples)))
         nats_BT = network.head.nll(features_BTF, targets_BT, weight_BT.to(network.dtype))
@@ -293,6 +312,7 @@ def judge_pairs(
         written_right[examples] = [
             sum(a == b for a, b in zip(mine, theirs, strict=False)) for mine, theirs in zip(ended, given, strict=True)
         ]
+    counts[:] = np.reshape(team.sum(*counts.ravel().tolist()), counts.shape)
 
     def accuracy(chosen_N: NDArray[np.bool_]) -> Accuracy:
         num_targets = float((lengths[chosen_N] + 1).sum())

@@ -1,10 +1,11 @@
-"""A cell with parameters drawn from its own distributions, as every test of a cell needs it."""
+"""A cell with parameters drawn from its own distributions, as every test of a cell needs it; oracles of LSTMs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch import Tensor
 from elman.cells import find_cell
 from elman.cells.base import Cell
 from elman.models.kinds import model_config
+
+EXACT = {"rtol": 0, "atol": 1e-12}
 
 
 class Drawn(NamedTuple):
@@ -54,3 +57,42 @@ def draw_reachable(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
         return Drawn(cell, p, x_BTI, dict(cell.readable_scan(p, x_BTI.flip(1), initial)[1]))
 
     return draw_cell
+
+
+def sigmoid(value: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-value))
+
+
+class NumPyLSTM:
+    """The equations of an LSTM in NumPy, with the parameters of a cell."""
+
+    def __init__(self, p: Mapping[str, Tensor]) -> None:
+        given = {name: tensor.numpy() for name, tensor in p.items()}
+        bias = sum(vector for name, vector in given.items() if name.startswith("bias"))
+        blocks = (np.split(block, 4) for block in (given["weight_ih"], given["weight_hh"], bias))
+        self.W, self.U, self.b = (dict(zip("ifgo", block, strict=True)) for block in blocks)
+
+    def step(self, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        i, f, g, o = (x @ self.W[gate].T + h @ self.U[gate].T + self.b[gate] for gate in "ifgo")
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        return sigmoid(o) * np.tanh(c), c
+
+
+def assert_both_forms_give(drawn: Drawn, outputs: list[np.ndarray], c: np.ndarray) -> None:
+    """The scan and the repeated step give these outputs, one for each time, and end with the last of them and c."""
+    cell, p, x_BTI, state = drawn
+    for scan in (cell.scan, cell.readable_scan):
+        found, after = scan(p, x_BTI, state)
+        np.testing.assert_allclose(found.numpy(), np.stack(outputs, 1), **EXACT)
+        np.testing.assert_allclose(after["h"].numpy(), outputs[-1], **EXACT)
+        np.testing.assert_allclose(after["c"].numpy(), c, **EXACT)
+
+
+def assert_is_torch_nn_lstm(drawn: Drawn) -> None:
+    """Both forms give what PyTorch's module gives with the matrices and the two biases of the cell."""
+    cell, p, x_BTI, state = drawn
+    theirs = torch.nn.LSTM(x_BTI.shape[-1], cell.hidden_size, batch_first=True, dtype=torch.float64)
+    theirs.load_state_dict({f"{name}_l0": tensor for name, tensor in p.items() if name[-2:] in ("ih", "hh")})
+    with torch.no_grad():
+        outputs, (_, c) = theirs(x_BTI, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
+    assert_both_forms_give(drawn, list(outputs.numpy().swapaxes(0, 1)), c[0].numpy())

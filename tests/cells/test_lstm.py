@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-EXACT = {"rtol": 0, "atol": 1e-12}
-
-
-def sigmoid(value: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-value))
+from .conftest import EXACT, Drawn, NumPyLSTM, assert_both_forms_give, assert_is_torch_nn_lstm
 
 
 @pytest.mark.global_rng
 def test_it_is_torch_nn_lstm(draw):
-    cell, p, x_BTI, state = draw("lstm", biases="double", bias_init="uniform", forget_bias=None)
-    theirs = torch.nn.LSTM(3, 4, batch_first=True, dtype=torch.float64)
-    theirs.load_state_dict({f"{name}_l0": tensor for name, tensor in p.items()})
-    outputs, (h, c) = theirs(x_BTI, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
-    for scan in (cell.scan, cell.readable_scan):
-        ours, after = scan(p, x_BTI, state)
-        torch.testing.assert_close(ours, outputs, **EXACT)
-        torch.testing.assert_close(after["h"], h[0], **EXACT)
-        torch.testing.assert_close(after["c"], c[0], **EXACT)
+    assert_is_torch_nn_lstm(draw("lstm", biases="double", bias_init="uniform", forget_bias=None))
 
 
 def test_it_is_the_equations_of_the_paper(draw):
     cell, p, x_BTI, state = draw("lstm", bias_init="uniform")
-    W, U, b = ({gate: block.numpy() for gate, block in zip("ifgo", t.chunk(4), strict=True)} for t in p.values())
-    x, h, c = x_BTI.numpy(), state["h"].numpy(), state["c"].numpy()
-    expected = []
-    for t in range(x.shape[1]):
-        i, f, g, o = (x[:, t] @ W[gate].T + h @ U[gate].T + b[gate] for gate in "ifgo")
-        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        h = sigmoid(o) * np.tanh(c)
+    lstm, h, c, expected = NumPyLSTM(p), state["h"].numpy(), state["c"].numpy(), []
+    for x_BI in x_BTI.unbind(1):
+        h, c = lstm.step(x_BI.numpy(), h, c)
         expected.append(h)
-    outputs, after = cell.scan(p, x_BTI, state)
-    np.testing.assert_allclose(outputs.numpy(), np.stack(expected, 1), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(after["c"].numpy(), c, rtol=0, atol=1e-12)
+    assert_both_forms_give(Drawn(cell, p, x_BTI, state), expected, c)
 
 
 def test_the_gates_have_names(draw):

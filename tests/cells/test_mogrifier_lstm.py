@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from elman.errors import ConfigError
 
-EXACT = {"rtol": 0, "atol": 1e-12}
+from .conftest import EXACT, Drawn, NumPyLSTM, assert_both_forms_give, assert_is_torch_nn_lstm, sigmoid
+
 SETTINGS = [
     {"mogrifier_rounds": 1},
     {"mogrifier_rounds": 2},
@@ -16,10 +16,6 @@ SETTINGS = [
     {},
     {"mogrifier_rank": 2, "biases": "double"},
 ]
-
-
-def sigmoid(value: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-value))
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -31,10 +27,7 @@ def test_it_is_the_equations_of_the_paper(draw, settings):
         i: given[f"round_{i}_left"] @ given[f"round_{i}_right"] if rank else given[f"round_{i}"]
         for i in range(1, rounds + 1)
     }
-    W, U = (dict(zip("ifgo", np.split(given[name], 4), strict=True)) for name in ("weight_ih", "weight_hh"))
-    bias = sum(vector for name, vector in given.items() if name.startswith("bias"))
-    b = dict(zip("ifgo", np.split(bias, 4), strict=True))
-    h, c, expected = state["h"].numpy(), state["c"].numpy(), []
+    lstm, h, c, expected = NumPyLSTM(p), state["h"].numpy(), state["c"].numpy(), []
     for t in range(x_BTI.shape[1]):
         x = x_BTI[:, t].numpy()
         for i in range(1, rounds + 1):
@@ -42,28 +35,14 @@ def test_it_is_the_equations_of_the_paper(draw, settings):
                 x = 2 * sigmoid(h @ matrices[i].T) * x
             else:
                 h = 2 * sigmoid(x @ matrices[i].T) * h
-        i, f, g, o = (x @ W[gate].T + h @ U[gate].T + b[gate] for gate in "ifgo")
-        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        h = sigmoid(o) * np.tanh(c)
+        h, c = lstm.step(x, h, c)
         expected.append(h)
-    for scan in (cell.scan, cell.readable_scan):
-        outputs, after = scan(p, x_BTI, state)
-        np.testing.assert_allclose(outputs.numpy(), np.stack(expected, 1), **EXACT)
-        np.testing.assert_allclose(after["h"].numpy(), h, **EXACT)
-        np.testing.assert_allclose(after["c"].numpy(), c, **EXACT)
+    assert_both_forms_give(Drawn(cell, p, x_BTI, state), expected, c)
 
 
 @pytest.mark.global_rng
 def test_without_rounds_it_is_torch_nn_lstm(draw):
-    cell, p, x_BTI, state = draw("mogrifier_lstm", mogrifier_rounds=0, biases="double", bias_init="uniform")
-    theirs = torch.nn.LSTM(3, 4, batch_first=True, dtype=torch.float64)
-    theirs.load_state_dict({f"{name}_l0": tensor for name, tensor in p.items()})
-    outputs, (h, c) = theirs(x_BTI, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
-    for scan in (cell.scan, cell.readable_scan):
-        ours, after = scan(p, x_BTI, state)
-        torch.testing.assert_close(ours, outputs, **EXACT)
-        torch.testing.assert_close(after["h"], h[0], **EXACT)
-        torch.testing.assert_close(after["c"], c[0], **EXACT)
+    assert_is_torch_nn_lstm(draw("mogrifier_lstm", mogrifier_rounds=0, biases="double", bias_init="uniform"))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])

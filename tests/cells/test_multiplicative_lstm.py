@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-EXACT = {"rtol": 0, "atol": 1e-12}
-
-
-def sigmoid(value: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-value))
+from .conftest import EXACT, Drawn, NumPyLSTM, assert_both_forms_give, assert_is_torch_nn_lstm
 
 
 @pytest.mark.parametrize("biases", ["single", "double"])
 def test_it_is_the_equations_of_the_paper(draw, biases):
     cell, p, x_BTI, state = draw("multiplicative_lstm", bias_init="uniform", biases=biases)
     given = {name: tensor.numpy() for name, tensor in p.items()}
-    W_x, W_m = (dict(zip("ifgo", np.split(given[name], 4), strict=True)) for name in ("weight_ih", "weight_hh"))
-    bias = sum(vector for name, vector in given.items() if name.startswith("bias"))
-    b = dict(zip("ifgo", np.split(bias, 4), strict=True))
-    h, c, expected = state["h"].numpy(), state["c"].numpy(), []
+    lstm, h, c, expected = NumPyLSTM(p), state["h"].numpy(), state["c"].numpy(), []
     for t in range(x_BTI.shape[1]):
         x = x_BTI[:, t].numpy()
         m = (x @ given["weight_mx"].T) * (h @ given["weight_mh"].T)
-        i, f, g, o = (x @ W_x[gate].T + m @ W_m[gate].T + b[gate] for gate in "ifgo")
-        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        h = sigmoid(o) * np.tanh(c)
+        h, c = lstm.step(x, m, c)
         expected.append(h)
-    for scan in (cell.scan, cell.readable_scan):
-        outputs, after = scan(p, x_BTI, state)
-        np.testing.assert_allclose(outputs.numpy(), np.stack(expected, 1), **EXACT)
-        np.testing.assert_allclose(after["h"].numpy(), h, **EXACT)
-        np.testing.assert_allclose(after["c"].numpy(), c, **EXACT)
+    assert_both_forms_give(Drawn(cell, p, x_BTI, state), expected, c)
 
 
 @pytest.mark.global_rng
@@ -43,14 +29,7 @@ def test_where_the_input_leaves_h_as_it_is_it_is_torch_nn_lstm(draw):
     x_BTI = torch.cat([x_BTI[..., 1:], torch.ones_like(x_BTI[..., :1])], dim=-1)
     p["weight_mx"] = torch.eye(3, dtype=torch.float64)[[2] * 4]  # every row takes the input that is always one
     p["weight_mh"] = torch.eye(4, dtype=torch.float64)
-    theirs = torch.nn.LSTM(3, 4, batch_first=True, dtype=torch.float64)
-    theirs.load_state_dict({f"{name}_l0": tensor for name, tensor in p.items() if name[-2:] in ("ih", "hh")})
-    outputs, (h, c) = theirs(x_BTI, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
-    for scan in (cell.scan, cell.readable_scan):
-        ours, after = scan(p, x_BTI, state)
-        torch.testing.assert_close(ours, outputs, **EXACT)
-        torch.testing.assert_close(after["h"], h[0], **EXACT)
-        torch.testing.assert_close(after["c"], c[0], **EXACT)
+    assert_is_torch_nn_lstm(Drawn(cell, p, x_BTI, state))
 
 
 def test_each_input_has_a_recurrent_matrix_of_its_own(draw):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
 import sys
 
 import pytest
@@ -252,3 +254,26 @@ def test_what_a_text_copies_is_said(elman, run, corpus, tmp_path):
     assert missing.code == 2
     assert "no file, folder or corpus" in missing.err
     assert elman("sample", run, "--interactive", "--check-copies", run).code == 2
+
+
+ALONE = """
+import json, sys
+from elman.cli import main
+
+main(sys.argv[1:])
+json.dump(sorted(sys.modules), sys.stderr)
+"""
+
+
+def test_a_first_token_waits_for_no_module_that_it_does_not_need(run, environment):
+    """Beside PyTorch, whose import takes most of the time, nothing large is brought in; the compiler neither."""
+    words = ["sample", str(run), "--max-new-tokens", "1"]
+    for _ in range(2):  # after the first, the step is compiled
+        told = subprocess.run(
+            [sys.executable, "-c", ALONE, *words], env=environment, capture_output=True, text=True, check=True
+        ).stderr
+    loaded = set(json.loads(told.splitlines()[-1]))
+    assert {"elman.engine", "elman.generation", "torch"} <= loaded
+    unneeded = ("training", "inspection", "comparison", "judge", "page")
+    assert loaded.isdisjoint({f"elman.{name}" for name in unneeded})
+    assert loaded.isdisjoint({"numba", "sympy", "matplotlib", "tokenizers", "transformers", "torch._dynamo"})

@@ -69,6 +69,15 @@ def test_eval_reports_what_is_right(elman, pairs_run):
     assert "targets written with 2 beams, by their length in tokens" in answer.out
 
 
+def test_the_interval_of_pairs_is_printed_as_that_of_a_text(elman, pairs_run):
+    result = elman("eval", pairs_run, "--split", "train", "--json").json
+    low, high = result["interval"]["nats_per_token"]
+    assert low < result["nats_per_token"] < high
+    assert result["interval"]["blocks"] == min(100, result["pairs"]["examples"])
+    assert "95% interval of nats/token" in elman("eval", pairs_run, "--split", "train").out
+    assert elman("eval", pairs_run, "--json").json["interval"] is None  # fewer than ten examples
+
+
 def test_eval_reads_pairs_from_another_file(elman, pairs_run, tmp_path):
     (tmp_path / "more.tsv").write_text("ab\tba\nc\tc\n", encoding="utf-8")
     result = elman("eval", pairs_run, tmp_path / "more.tsv", "--json").json

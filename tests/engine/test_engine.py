@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from elman.config import ModelConfig
 from elman.engine import CannotLower, Engine, EngineState, TorchStepper, capability, native, stepper
 from elman.engine import engine as module
 from elman.errors import UserError
+from elman.models.contract import Head, LanguageModel
 from elman.models.kinds import build_model, kind_names, model_config
 from elman.models.state import State
 
-from .conftest import VOCAB_SIZE, build, filled_state, random_tokens, traced_configs, widened
+from .conftest import COMPARING, VOCAB_SIZE, build, filled_state, network_of, random_tokens, traced_configs, widened
 
 NATIVE = ("elman", "lstm", "gru", "mingru", "minlstm", "mamba", "window", "ngram")
 TRACED = tuple(kind for kind in kind_names() if traced_configs(kind))
@@ -321,6 +323,91 @@ def test_a_persons_own_cell_is_compiled():
     path = Path(__file__).parents[1] / "cells" / "own_cell.py"
     network = build(model_config({"kind": f"{path}:Leaky", "embedding_size": 24, "hidden_size": 20, "num_layers": 2}))
     assert_equals_pytorch(network, Engine(network, num_threads=1), num_steps=40)
+
+
+@pytest.mark.parametrize("form", COMPARING.values(), ids=COMPARING)
+def test_a_cell_that_compares_numbers_is_compiled(form):
+    network = network_of(form, torch.float32)
+    assert_equals_pytorch(network, Engine(network, num_threads=1), num_steps=20)
+
+
+class _Logits(Head):
+    """Features that are logits already."""
+
+    def logits(self, features_BTF):
+        return features_BTF
+
+
+class _Counting(LanguageModel):
+    """Carries an integer, and says what arithmetic makes of it and of the token."""
+
+    def __init__(self):
+        super().__init__(ModelConfig(kind="counting"), 8, dtype=torch.float32)
+        self.bias, self.head = torch.nn.Parameter(torch.linspace(-1, 1, 8)), _Logits()
+
+    def initial_state(self, batch_size):
+        return State({"n": torch.full((batch_size,), 3)})
+
+    def step(self, token_B, state):
+        n = state.tensors["n"]
+        after = torch.where(token_B == 3, 2 - n, torch.minimum(n + 2 * token_B, torch.tensor(9)) - 4) % 7
+        is_small, is_odd = n < token_B, token_B % 2 == 1
+        named = (after, n > 2, token_B >= n, n <= 5, is_small & ~is_odd, is_small | is_odd, torch.maximum(n, token_B))
+        numbers_BV = torch.stack([value.to(torch.float32) for value in (*named, n != token_B)], dim=1)
+        return numbers_BV + self.bias, State({"n": after})
+
+    def features(self, tokens_BT, state, reset_BT=None, noise=None):
+        features = []
+        for token_B in tokens_BT.unbind(1):
+            features_BF, state = self.step(token_B, state)
+            features.append(features_BF)
+        return torch.stack(features, dim=1), state
+
+    def components(self):
+        return []
+
+    @staticmethod
+    def predicted_num_parameters(config, vocab_size):
+        return vocab_size
+
+    def reset_parameters(self, generator):
+        pass
+
+
+def test_arithmetic_with_integers_is_compiled():
+    network = _Counting()
+    engine = Engine(network, num_threads=1)
+    tokens_BT = torch.randint(8, (5, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, end = network(tokens_BT, network.initial_state(5))
+    logits, state = run(engine, tokens_BT)
+    np.testing.assert_array_equal(logits, expected)
+    assert len(set(expected[..., 0].flatten().tolist())) == 7  # every remainder came about
+    assert_states_equal(engine.give(state), end)
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (lambda table, n, token: (table[token], torch.where(table[0, :1] > 0, n, token)), "integers of numbers"),
+        (lambda table, n, token: (table[token], table[token][:, 0].long()), "into torch.int64"),
+        (lambda table, n, token: (table[token], n + (table[token][:, 0] > 0)), "makes torch.int64"),
+        (lambda table, n, token: (table[token], n & token), "bits of integers"),
+        (lambda table, n, token: (table[(n + token) % 8], n), "a number that it computes"),
+    ],
+    ids=["chosen by a number", "of a number", "a truth of numbers", "bits", "a row"],
+)
+def test_integers_that_have_no_compiled_form_are_refused(form, reason):
+    class Other(_Counting):
+        def step(self, token_B, state):
+            features_BF, n = form(self.table, state.tensors["n"], token_B)
+            return features_BF, State({"n": n})
+
+    network = Other()
+    network.table = torch.nn.Parameter(torch.linspace(-1, 1, 64).view(8, 8))
+    step = stepper(network)
+    assert isinstance(step, TorchStepper)
+    assert reason in step.reason
 
 
 def test_a_step_that_goes_around_pytorch_is_not_compiled(monkeypatch):

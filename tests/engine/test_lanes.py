@@ -57,6 +57,25 @@ def test_functions_at_their_ends(name, given, wanted):
     np.testing.assert_allclose(found, np.float32(wanted), rtol=1e-6, atol=2e-45)
 
 
+def test_comparisons_are_those_of_numpy_and_false_for_what_is_no_number():
+    ends = np.array([-np.inf, -1.0, -0.0, 0.0, 1e-45, 1.0, np.inf, np.nan], np.float32)
+    x, y = (side.ravel() for side in np.meshgrid(ends, ends))
+    for name, exact in (("equal", np.equal), ("less", np.less), ("at_most", np.less_equal)):
+        compare = getattr(lanes, name)
+
+        @njit
+        def run(x, y, z, which, compare=compare):
+            for i in range(0, x.size, 16):
+                a, b = lanes.load(x, i), lanes.load(y, i)
+                lanes.store(z, i, compare(a, b))
+                lanes.store(which, i, lanes.where(compare(a, b), a, b))
+
+        z, which = np.empty_like(x), np.empty_like(x)
+        run(x, y, z, which)
+        np.testing.assert_array_equal(z, exact(x, y), err_msg=name)
+        np.testing.assert_array_equal(which, np.where(exact(x, y), x, y), err_msg=name)
+
+
 @pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh", "log_sigmoid", "relu"])
 def test_nan_goes_through(name):
     x = np.full(16, np.nan, np.float32)

@@ -17,7 +17,7 @@ from elman.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from elman.scan.loops import Gradients, Looped
+    from elman.scan.loops import Given, Looped
 
 
 class MogrifierLSTMConfig(LSTMConfig):
@@ -99,12 +99,13 @@ class MogrifierLSTM(LSTM):
             p[f"round_{i}"] = p.pop(f"round_{i}_left") @ p.pop(f"round_{i}_right")
         return scan_by_hand(self, p, x_BTI, state)
 
-    def loop(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> Looped:
+    def loop(self, given: Given) -> Looped:
         """The scan, without a gradient."""
         import torch
 
-        from elman.scan.loops import Looped, LSTMSteps
+        from elman.scan.loops import LSTMSteps
 
+        p, x_BTI, state = given
         num_rows, num_steps, _ = x_BTI.shape
         weight_GZ, h = self._joined(p), state["h"]
         lstm = LSTMSteps(x_BTI.new_empty(num_steps, num_rows, len(weight_GZ)), state["c"])
@@ -118,29 +119,22 @@ class MogrifierLSTM(LSTM):
             h = lstm.step(time)
             values.append(of_time)
             gates.append(gates_of_time)
-        kept = (*_over_time(values), *_over_time(gates), *lstm.kept)
-        return Looped(lstm.h_TBH.transpose(0, 1), {"h": h.clone(), "c": lstm.c_TBH[-1].clone()}, kept)
+        return lstm.looped((*_over_time(values), *_over_time(gates)))
 
     def loop_gradients(
-        self,
-        p: Mapping[str, Tensor],
-        x_BTI: Tensor,
-        state: CellState,
-        kept: tuple[Tensor, ...],
-        of_outputs_BTO: Tensor,
-        of_state: CellState,
-    ) -> Gradients:
+        self, given: Given, kept: tuple[Tensor, ...], of_outputs_BTO: Tensor, of_state: CellState
+    ) -> Given:
         """The gradients of the scan's arguments."""
         import torch
 
-        from elman.scan.loops import Gradients, LSTMGradient, of_matrix
+        from elman.scan.loops import Given, LSTMGradient, of_matrix
 
-        num_rounds, lstm = len(self._rounds), LSTMGradient(*kept[-3:])
+        p, num_rounds, lstm = given.p, len(self._rounds), LSTMGradient(*kept[-3:])
         values, gates = kept[: num_rounds + 2], kept[num_rounds + 2 : -3]
         widths = [values[-2].shape[-1], values[-1].shape[-1]]
         weight_GZ, of_h_BH, of_c_BH = self._joined(p), of_state["h"], of_state["c"]
         of_x, of_sums = [], []
-        for time in reversed(range(x_BTI.shape[1])):
+        for time in reversed(range(given.x_BTI.shape[1])):
             of_gates_BG, of_c_BH = lstm.step(time, of_h_BH + of_outputs_BTO[:, time], of_c_BH)
             of_gating, of_gated = (of_gates_BG @ weight_GZ).split(widths, dim=1)
             sums_of_time = []
@@ -158,7 +152,7 @@ class MogrifierLSTM(LSTM):
             **dict(zip(self._read(), of_last_two, strict=True)),
             "bias": lstm.of_sums_TBG.sum((0, 1)),
         }
-        return Gradients(of_p, torch.stack(of_x[::-1], dim=1), {"h": of_h_BH, "c": of_c_BH})
+        return Given(of_p, torch.stack(of_x[::-1], dim=1), {"h": of_h_BH, "c": of_c_BH})
 
     def _read(self) -> tuple[str, str]:
         """The LSTM's matrices for the last two values of the rounds, in their order."""

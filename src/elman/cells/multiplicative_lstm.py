@@ -13,7 +13,7 @@ from elman.cells.primitives import linear
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from elman.scan.loops import Gradients, Looped
+    from elman.scan.loops import Given, Looped
 
 
 class MultiplicativeLSTM(LSTM):
@@ -55,13 +55,13 @@ class MultiplicativeLSTM(LSTM):
 
         return scan_by_hand(self, self.with_one_bias(p), x_BTI, state)
 
-    def loop(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> Looped:
+    def loop(self, given: Given) -> Looped:
         """The scan, without a gradient."""
         import torch
 
-        from elman.scan.loops import Looped, LSTMSteps
+        from elman.scan.loops import LSTMSteps
 
-        x_TBI = x_BTI.transpose(0, 1)
+        p, x_TBI, state = given.p, given.x_BTI.transpose(0, 1), given.state
         factor_TBH = linear(x_TBI, p["weight_mx"])
         other_factor_TBH = torch.empty_like(factor_TBH)
         lstm, h = LSTMSteps(linear(x_TBI, p["weight_ih"], p["bias"]), state["c"]), state["h"]
@@ -69,23 +69,17 @@ class MultiplicativeLSTM(LSTM):
             m_BH = factor_BH * torch.mm(h, p["weight_mh"].mT, out=other_factor_TBH[time])
             lstm.gates_TBG[time].addmm_(m_BH, p["weight_hh"].mT)
             h = lstm.step(time)
-        after = {"h": h.clone(), "c": lstm.c_TBH[-1].clone()}
-        return Looped(lstm.h_TBH.transpose(0, 1), after, (factor_TBH, other_factor_TBH, lstm.h_TBH, *lstm.kept))
+        return lstm.looped((factor_TBH, other_factor_TBH, lstm.h_TBH))
 
     def loop_gradients(
-        self,
-        p: Mapping[str, Tensor],
-        x_BTI: Tensor,
-        state: CellState,
-        kept: tuple[Tensor, ...],
-        of_outputs_BTO: Tensor,
-        of_state: CellState,
-    ) -> Gradients:
+        self, given: Given, kept: tuple[Tensor, ...], of_outputs_BTO: Tensor, of_state: CellState
+    ) -> Given:
         """The gradients of the scan's arguments."""
         import torch
 
-        from elman.scan.loops import Gradients, LSTMGradient, before_each_step, of_matrix
+        from elman.scan.loops import Given, LSTMGradient, before_each_step, of_matrix
 
+        p, x_TBI = given.p, given.x_BTI.transpose(0, 1)
         factor_TBH, other_factor_TBH, h_TBH, *of_lstm = kept
         lstm, of_m_TBH = LSTMGradient(*of_lstm), torch.empty_like(factor_TBH)
         of_h_BH, of_c_BH = of_state["h"], of_state["c"]
@@ -94,13 +88,12 @@ class MultiplicativeLSTM(LSTM):
             of_m_BH = torch.mm(of_sums_BG, p["weight_hh"], out=of_m_TBH[time])
             of_h_BH = (of_m_BH * factor_TBH[time]) @ p["weight_mh"]
         of_factor_TBH, of_other_factor_TBH = of_m_TBH * other_factor_TBH, of_m_TBH * factor_TBH
-        x_TBI = x_BTI.transpose(0, 1)
         of_p = {
             "weight_ih": of_matrix(lstm.of_sums_TBG, x_TBI),
             "weight_hh": of_matrix(lstm.of_sums_TBG, factor_TBH * other_factor_TBH),
             "bias": lstm.of_sums_TBG.sum((0, 1)),
             "weight_mx": of_matrix(of_factor_TBH, x_TBI),
-            "weight_mh": of_matrix(of_other_factor_TBH, before_each_step(state["h"], h_TBH)),
+            "weight_mh": of_matrix(of_other_factor_TBH, before_each_step(given.state["h"], h_TBH)),
         }
         of_x_TBI = lstm.of_sums_TBG @ p["weight_ih"] + of_factor_TBH @ p["weight_mx"]
-        return Gradients(of_p, of_x_TBI.transpose(0, 1), {"h": of_h_BH, "c": of_c_BH})
+        return Given(of_p, of_x_TBI.transpose(0, 1), {"h": of_h_BH, "c": of_c_BH})

@@ -61,7 +61,7 @@ def sample(
     from elman.models.file import load_model
     from elman.reading import Reading
     from elman.settings import resolve
-    from elman.training.loop import num_threads
+    from elman.threads import num_threads
     from elman.translation import is_of_pairs
 
     asked = given(flags)

@@ -36,7 +36,7 @@ def translate(
     """
     from elman.cli.output import clean, print_json
     from elman.models.file import load_model
-    from elman.training.loop import num_threads
+    from elman.threads import num_threads
     from elman.translation import translate
 
     bundle = load_model(run, cell=cell)

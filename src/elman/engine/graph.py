@@ -33,6 +33,7 @@ MOVES = {
     "slice": "along an axis, the elements from a start to a stop",
     "concat": "along an axis, one after the other",
     "row": "the rows of a table (a parameter) that integers name",
+    "as_number": "integers as numbers",
 }
 UNARY: dict[str, Callable[[Array], Array]] = {
     "neg": np.negative,
@@ -52,13 +53,21 @@ BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "div": np.divide,
     "maximum": np.maximum,
     "minimum": np.minimum,
+    "remainder": np.remainder,  # of integers alone; it has the sign of the divisor
+    "equal": lambda x, y: np.multiply(np.equal(x, y), 1),
+    "less": lambda x, y: np.multiply(np.less(x, y), 1),
+    "at_most": lambda x, y: np.multiply(np.less_equal(x, y), 1),
+}
+"""Of numbers, or of integers. Comparisons give 1 or 0 of the same sort."""
+CHOICES: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "where": lambda which, x, y: np.where(np.not_equal(which, 0), x, y),
 }
 SUMS = {
     "sum": "over the last axis, which goes",
     "largest": "the largest along the last axis, which goes",
     "matvec": "A x, or A x + b: A from parameters (..., O, I), x (..., I), b (O)",
 }
-ELEMENTWISE = frozenset({*UNARY, *BINARY})
+ELEMENTWISE = frozenset({*UNARY, *BINARY, *CHOICES})
 VIEWS = frozenset({"reshape", "broadcast", "transpose", "slice"})
 
 
@@ -149,6 +158,10 @@ class Builder:
     def apply(self, op: str, *inputs: int) -> int:
         """An operation on each element, with broadcasting."""
         return self._add(op, inputs, np.broadcast_shapes(*(self.shape(i) for i in inputs)))
+
+    def as_number(self, x: int) -> int:
+        """Integers as numbers; numbers stay as they are."""
+        return self._add("as_number", (x,), self.shape(x), is_integer=False) if self.nodes[x].is_integer else x
 
     def reshape(self, x: int, shape: Shape) -> int:
         """The same elements in another shape."""
@@ -268,6 +281,8 @@ def _value(node: Node, x: list[Array], arrays: Mapping[str, Array]) -> Array:
         return UNARY[node.op](x[0])
     if node.op in BINARY:
         return BINARY[node.op](x[0], x[1])
+    if node.op in CHOICES:
+        return CHOICES[node.op](x[0], x[1], x[2])
     if node.op == "parameter":
         return arrays[node.detail].reshape(node.shape)
     if node.op == "number":
@@ -286,6 +301,8 @@ def _value(node: Node, x: list[Array], arrays: Mapping[str, Array]) -> Array:
         return np.concatenate(x, axis=node.detail)
     if node.op == "row":
         return x[0][x[1]]
+    if node.op == "as_number":
+        return np.multiply(x[0], 1.0)
     if node.op == "sum":
         return x[0].sum(-1)
     if node.op == "largest":

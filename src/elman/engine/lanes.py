@@ -32,9 +32,9 @@ from elman.engine.emit import (
 from elman.engine.packing import LANES
 
 __all__ = [
-    "absolute", "add", "div", "exp", "gather", "keep_first", "largest", "load", "load_first", "log", "log_sigmoid",
-    "maximum", "minimum", "mul", "neg", "relu", "sigmoid", "splat", "spread", "sqrt", "store", "store_first", "sub",
-    "tanh", "total",
+    "absolute", "add", "at_most", "div", "equal", "exp", "gather", "keep_first", "largest", "less", "load",
+    "load_first", "log", "log_sigmoid", "maximum", "minimum", "mul", "neg", "relu", "sigmoid", "splat", "spread",
+    "sqrt", "store", "store_first", "sub", "tanh", "total", "where",
 ]  # fmt: skip
 
 # Its own types would ask for the argument that Numba gives.
@@ -84,6 +84,10 @@ def _where(builder: Any, relation: str, a: Any, b: Any, x: Any, y: Any) -> Any:
     return builder.select(builder.fcmp_unordered(relation, a, b), x, y)
 
 
+def _truth(builder: Any, relation: str, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(relation, a, b), constant(1.0), constant(0.0))
+
+
 def _times_power_of_two(builder: Any, x: Any, shifted: Any) -> Any:
     """x 2^n, for n + SHIFT; in two factors, so that the results near zero and infinity come out too."""
     n = builder.sub(builder.bitcast(shifted, INTEGERS), builder.bitcast(constant(SHIFT), INTEGERS))
@@ -108,6 +112,11 @@ sqrt = _of_lanes("sqrt", 1, lambda b, x: call(b, "llvm.sqrt.v16f32", NUMBERS, x)
 # Comparisons are true where one side is no number, so that a NaN goes on.
 maximum = _of_lanes("maximum", 2, lambda b, x, y: _where(b, ">", x, y, _where(b, "!=", y, y, y, x), y))
 minimum = _of_lanes("minimum", 2, lambda b, x, y: _where(b, "<", x, y, _where(b, "!=", y, y, y, x), y))
+# These are false where one side is no number.
+equal = _of_lanes("equal", 2, lambda b, x, y: _truth(b, "==", x, y))
+less = _of_lanes("less", 2, lambda b, x, y: _truth(b, "<", x, y))
+at_most = _of_lanes("at_most", 2, lambda b, x, y: _truth(b, "<=", x, y))
+where = _of_lanes("where", 3, lambda b, which, x, y: _where(b, "!=", which, constant(0.0), x, y))
 _if_small = _of_lanes("if_small", 3, lambda b, x, y, z: _where(b, "<", x, constant(0.625), y, z))
 _scaled = _of_lanes("scaled", 2, _times_power_of_two)
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from elman.engine.graph import ELEMENTWISE, VIEWS, Graph, Node, Shape, size_of
 from elman.engine.native import STEP
 from elman.engine.packing import BLOCK, LANES, MAX_CODE, Form, Packed, packed_size, round_up
@@ -317,6 +319,8 @@ class _Writer:
             self._matvec(index)
         elif unit.kind == "row":
             self._row(index)
+        elif unit.kind == "as_number":
+            self._as_number(index)
         elif unit.kind == "concat":
             self._concat(index)
         elif unit.kind == "reshape":
@@ -440,6 +444,8 @@ class _Writer:
         target, width = self._allocate(index), size_of(self.nodes[table].shape[1:])
         at = self._keep(table, "plain").at
         for position, name in enumerate(self._elements(which)):
+            if not name.endswith("]"):
+                raise CannotLower(f"its step looks a row up by a number that it computes, {name}")
             self._checked[name, self.nodes[table].shape[0]] = None
             out = [
                 "    for row in range(rows):",
@@ -454,9 +460,20 @@ class _Writer:
             arrays = ["numbers", name.partition("[")[0], target.array]
             self._call(arrays, out, [at, target.offset + position * width])
 
+    def _as_number(self, index: int) -> None:
+        target = self._allocate(index)
+        self.lines.append("    for row in range(rows):")
+        for position, text in enumerate(self._elements(self.nodes[index].inputs[0])):
+            at = f"row * {_length(target)} + {target.offset + position}"
+            self.lines.append(f"        {target.array}[{at}] = {text}")
+
     def _elements(self, index: int) -> list[str]:
-        """The integers that a node holds, each as it is read."""
+        """The integers that a node holds, each as it is read or computed."""
         node = self.nodes[index]
+        if node.op == "number" and node.detail.is_integer():
+            return [str(int(node.detail))]
+        if not node.is_integer:
+            raise CannotLower(f"its step makes integers of numbers ({node.op})")
         if node.op == "token":
             return ["tokens[row]"]
         if node.op == "state":
@@ -468,7 +485,11 @@ class _Writer:
             return self._elements(node.inputs[0])[node.detail[1] : node.detail[2]]
         if node.op == "reshape":
             return self._elements(node.inputs[0])
-        raise CannotLower(f"its step does more with integers than move them ({node.op})")
+        if node.op in _OF_INTEGERS:
+            given = [np.reshape(self._elements(i), self.nodes[i].shape) for i in node.inputs]
+            columns = (np.broadcast_to(texts, node.shape).ravel().tolist() for texts in given)
+            return [_OF_INTEGERS[node.op].format(*texts) for texts in zip(*columns, strict=True)]
+        raise CannotLower(f"its step does more with integers than a compiled one can ({node.op})")
 
     def _write_integers(self, index: int, part: Part) -> None:
         self.lines.append("    for row in range(rows):")
@@ -533,6 +554,19 @@ _TOTALS = {
     "largest": (_LOWEST, "maximum", f"splat({_LOWEST})", "largest"),
 }
 """Along an axis: what it begins with, how numbers are taken in, what stands for none, what is done at the end."""
+_OF_INTEGERS = {
+    "add": "({} + {})",
+    "sub": "({} - {})",
+    "mul": "({} * {})",
+    "maximum": "max({}, {})",
+    "minimum": "min({}, {})",
+    "remainder": "({} % {})",
+    "equal": "(1 if {} == {} else 0)",
+    "less": "(1 if {} < {} else 0)",
+    "at_most": "(1 if {} <= {} else 0)",
+    "where": "({1} if {0} != 0 else {2})",
+}
+"""Operations on integers, of which a step has few: they are written where they are used."""
 _NAMES = {"abs": "absolute"}
 _LENGTHS = {"work": "WORK", "shared": "SHARED"}
 """Lengths of rows that are known when all is written."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -20,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from elman.files import write_atomically
 from elman.text.corpora import cache_folder
 
 Kinds: TypeAlias = tuple[str, ...]
@@ -146,9 +146,7 @@ def _read(path: Path) -> dict[str, Compiled] | None:
 def write(path: Path, data: bytes) -> None:
     """Write a file of the cache whole or not at all; several processes may write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    Path(file.name).replace(path)
+    write_atomically(path, data)
 
 
 _engines: list[Any] = []

@@ -101,12 +101,14 @@ class _Recorder(TorchDispatchMode):
         if id(value) not in self._nodes:
             if value.is_floating_point() and value.dtype != self._dtype:
                 raise CannotLower(f"its step holds a constant of {value.dtype} among numbers of {self._dtype}")
-            if value.numel() == 1 and value.is_floating_point():
+            if value.numel() == 1:
                 self._keep(value, self.builder.source("number", (), float(value.detach().numpy().reshape(()))))
                 return self._nodes[id(value)]
             name = f"constant {len(self._constants)}"
-            self._constants[name] = value.detach().cpu().numpy().copy()
-            self._keep(value, self.builder.source("parameter", short(value.shape), name))
+            is_integer = not value.is_floating_point() and value.dtype != torch.bool
+            array = value.detach().to(value.dtype if is_integer else self._dtype).cpu().numpy().copy()
+            self._constants[name] = array
+            self._keep(value, self.builder.source("parameter", short(value.shape), name, is_integer=is_integer))
         return self._nodes[id(value)]
 
     def __torch_dispatch__(
@@ -137,13 +139,16 @@ class _Recorder(TorchDispatchMode):
             if node is not None and short(tensor.shape) != self.builder.shape(node):
                 raise CannotLower(f"the operation {name!r} gave the shape {list(tensor.shape)}, which was not foreseen")
             if node is not None:
-                self._check(tensor, name)
+                self._check(tensor, name, self.builder.nodes[node].is_integer)
                 self._keep(tensor, node)
         return result
 
-    def _check(self, tensor: Tensor, name: str) -> None:
+    def _check(self, tensor: Tensor, name: str, is_integer: bool) -> None:
         if tensor.is_floating_point() and tensor.dtype != self._dtype:
             raise CannotLower(f"its step computes in {tensor.dtype} ({name}) where its parameters are {self._dtype}")
+        # Truths are of either sort: those of numbers are numbers.
+        if tensor.dtype != torch.bool and tensor.is_floating_point() == is_integer:
+            raise CannotLower(f"its step makes {tensor.dtype} of something else ({name})")
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
@@ -162,21 +167,71 @@ _Form: TypeAlias = Callable[..., Any]
 
 
 def _same(r: _Recorder, x: Tensor, *others: Any, dtype: torch.dtype | None = None, **more: Any) -> int:
-    if dtype not in (None, x.dtype):
+    if dtype is None or dtype == x.dtype:
+        return r.node(x)
+    if x.is_floating_point() or dtype == torch.bool:
         raise CannotLower(f"its step turns {x.dtype} into {dtype}")
-    return r.node(x)
+    return r.builder.as_number(r.node(x)) if dtype.is_floating_point else r.node(x)
 
 
 def _unary(op: str) -> _Form:
     return lambda r, x: r.builder.apply(op, r.node(x))
 
 
-def _binary(op: str) -> _Form:
+def _binary(op: str, *, swapped: bool = False) -> _Form:
     def form(r: _Recorder, x: Any, y: Any, *, alpha: float = 1) -> int:
-        b = r.node(y) if alpha == 1 else r.builder.apply("mul", r.node(y), r.node(alpha))
-        return r.builder.apply(op, r.node(x), b)
+        a, b = _of_one_sort(r, x, y)
+        b = b if alpha == 1 else r.builder.apply("mul", b, r.node(alpha))
+        return r.builder.apply(op, *((b, a) if swapped else (a, b)))
 
     return form
+
+
+def _of_one_sort(r: _Recorder, *values: Tensor | float) -> list[int]:
+    """The nodes of values; integers beside numbers are numbers too."""
+    nodes = [r.node(value) for value in values]
+    are_numbers = any(
+        not r.builder.nodes[node].is_integer and (isinstance(value, float) or r.builder.nodes[node].op != "number")
+        for value, node in zip(values, nodes, strict=True)
+    )
+    return [r.builder.as_number(node) for node in nodes] if are_numbers else nodes
+
+
+def _division(r: _Recorder, x: Any, y: Any) -> int:
+    return r.builder.apply("div", *(r.builder.as_number(node) for node in _of_one_sort(r, x, y)))
+
+
+def _remainder(r: _Recorder, x: Any, y: Any) -> int:
+    nodes = _of_one_sort(r, x, y)
+    if not any(r.builder.nodes[node].is_integer for node in nodes):
+        raise CannotLower("its step takes a remainder of numbers; accepted: of integers")
+    return r.builder.apply("remainder", *nodes)
+
+
+def _not(r: _Recorder, truth: int) -> int:
+    return r.builder.apply("sub", r.node(1), truth)
+
+
+def _differs(r: _Recorder, x: Any, y: Any) -> int:
+    return _not(r, r.builder.apply("equal", *_of_one_sort(r, x, y)))
+
+
+def _of_truths(op: str) -> _Form:
+    """An operation on what is true or false, where PyTorch has the same name for one on the bits of integers."""
+
+    def form(r: _Recorder, *values: Any) -> int:
+        if any(isinstance(value, Tensor) and value.dtype != torch.bool for value in values):
+            raise CannotLower("its step combines the bits of integers; accepted: what is true or false")
+        nodes = _of_one_sort(r, *values)
+        return _not(r, nodes[0]) if op == "not" else r.builder.apply(op, *nodes)
+
+    return form
+
+
+def _where(r: _Recorder, which: Tensor, x: Any, y: Any) -> int:
+    a, b = _of_one_sort(r, x, y)
+    are_integers = r.builder.nodes[a].is_integer or r.builder.nodes[b].is_integer
+    return r.builder.apply("where", r.node(which) if are_integers else r.builder.as_number(r.node(which)), a, b)
 
 
 def _reversed_sub(r: _Recorder, x: Tensor, y: Any, alpha: float = 1) -> int:
@@ -345,7 +400,7 @@ def _index(r: _Recorder, table: Tensor, indices: Sequence[Tensor | None]) -> int
 
 
 def _embedding(r: _Recorder, table: Tensor, index: Tensor, *others: Any) -> int:
-    if r.builder.nodes[r.node(table)].op != "parameter" or r.builder.nodes[r.node(index)].op == "parameter":
+    if r.builder.nodes[r.node(table)].op != "parameter" or r.builder.fixed[r.node(index)]:
         raise CannotLower("its step looks something up that is no parameter, or at a place that is fixed")
     found = r.builder.row(r.node(table), r.node(index))
     return r.builder.reshape(found, short((*index.shape, *table.shape[1:])))
@@ -503,7 +558,20 @@ def _mv(r: _Recorder, matrix: Tensor, x: Tensor) -> int:
 _FORMS: dict[str, _Form] = {
     **dict.fromkeys(("lift_fresh", "detach", "clone", "alias", "_to_copy", "contiguous"), _same),
     **{name: _unary(name) for name in ("neg", "exp", "log", "sqrt", "abs", "relu", "tanh", "sigmoid")},
-    **{name: _binary(name) for name in ("add", "sub", "mul", "div", "maximum", "minimum")},
+    **{name: _binary(name) for name in ("add", "sub", "mul", "maximum", "minimum")},
+    "div": _division,
+    "remainder": _remainder,
+    "eq": _binary("equal"),
+    "ne": _differs,
+    "lt": _binary("less"),
+    "le": _binary("at_most"),
+    "gt": _binary("less", swapped=True),
+    "ge": _binary("at_most", swapped=True),
+    **dict.fromkeys(("bitwise_and", "logical_and"), _of_truths("mul")),
+    **dict.fromkeys(("bitwise_or", "logical_or"), _of_truths("maximum")),
+    **dict.fromkeys(("bitwise_not", "logical_not"), _of_truths("not")),
+    "where": _where,
+    "masked_fill": lambda r, x, which, value: _where(r, which, value, x),
     "rsub": _reversed_sub,
     "pow": _power,
     "square": lambda r, x: _power(r, x, 2),

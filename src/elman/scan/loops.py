@@ -19,6 +19,14 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 """Parameters or parts of a state, by name."""
 
 
+class Given(NamedTuple):
+    """The arguments of a loop, or the gradient of each."""
+
+    p: Tensors
+    x_BTI: Tensor
+    state: Tensors
+
+
 class Looped(NamedTuple):
     """What a loop gives."""
 
@@ -28,33 +36,19 @@ class Looped(NamedTuple):
     """What the gradient needs beside the arguments."""
 
 
-class Gradients(NamedTuple):
-    """The gradients of the arguments of a loop."""
-
-    of_p: Tensors
-    of_x_BTI: Tensor
-    of_state: Tensors
-
-
 class LoopedCell(Protocol):
     """A cell with a loop and its gradient; ``readable_scan`` gives the same, and PyTorch can differentiate it."""
 
     def readable_scan(self, p: Tensors, x_BTI: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         """The step, once for each time."""
 
-    def loop(self, p: Tensors, x_BTI: Tensor, state: Tensors) -> Looped:
+    def loop(self, given: Given) -> Looped:
         """The same, without a gradient."""
 
     def loop_gradients(
-        self,
-        p: Tensors,
-        x_BTI: Tensor,
-        state: Tensors,
-        kept: tuple[Tensor, ...],
-        of_outputs_BTO: Tensor,
-        of_state: Tensors,
-    ) -> Gradients:
-        """The gradients of the arguments, from those of outputs and last state."""
+        self, given: Given, kept: tuple[Tensor, ...], of_outputs_BTO: Tensor, of_state: Tensors
+    ) -> Given:
+        """The gradients of the arguments, from what the loop kept and the gradients of outputs and last state."""
 
 
 def scan_by_hand(cell: LoopedCell, p: Tensors, x_BTI: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
@@ -70,7 +64,7 @@ class _ByHand(torch.autograd.Function):
     def forward(ctx: Any, cell: LoopedCell, of_p: tuple[str, ...], of_state: tuple[str, ...], *tensors: Tensor) -> Any:
         ctx.cell, ctx.names, ctx.num_arguments = cell, (of_p, of_state), len(tensors)
         with torch.autocast(tensors[0].device.type, enabled=False):  # its gradient is written for one dtype
-            outputs_BTO, after, kept = cell.loop(*_named(tensors, ctx.names))
+            outputs_BTO, after, kept = cell.loop(_named(tensors, ctx.names))
         ctx.save_for_backward(*tensors, *kept)
         return outputs_BTO, *(after[name] for name in of_state)
 
@@ -81,20 +75,19 @@ class _ByHand(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient is to be differentiated itself
             return None, None, None, *_by_pytorch(ctx.cell, names, tensors, gradients)
         of_state = dict(zip(names[1], gradients[1:], strict=True))
-        found = ctx.cell.loop_gradients(*_named(tensors, names), kept, gradients[0], of_state)
-        of_p, of_parts = (found.of_p[name] for name in names[0]), (found.of_state[name] for name in names[1])
-        return None, None, None, found.of_x_BTI, *of_p, *of_parts
+        of = ctx.cell.loop_gradients(_named(tensors, names), kept, gradients[0], of_state)
+        return None, None, None, of.x_BTI, *(of.p[name] for name in names[0]), *(of.state[name] for name in names[1])
 
 
 _Names: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def _named(tensors: tuple[Tensor, ...], names: _Names) -> tuple[Tensors, Tensor, Tensors]:
-    """Parameters, input and state, as a cell takes them."""
+def _named(tensors: tuple[Tensor, ...], names: _Names) -> Given:
+    """The flat arguments as a cell takes them."""
     of_p, of_state = names
     x_BTI, *others = tensors
     p, state = others[: len(of_p)], others[len(of_p) :]
-    return dict(zip(of_p, p, strict=True)), x_BTI, dict(zip(of_state, state, strict=True))
+    return Given(dict(zip(of_p, p, strict=True)), x_BTI, dict(zip(of_state, state, strict=True)))
 
 
 def _by_pytorch(
@@ -134,14 +127,14 @@ class LSTMSteps:
         tanh_c_BH = torch.tanh(c_BH, out=self.tanh_c_TBH[time])
         return torch.mul(o, tanh_c_BH, out=self.h_TBH[time])
 
-    @property
-    def kept(self) -> tuple[Tensor, ...]:
-        """What the gradient needs: gates, c before the first step and after each, its tanh."""
-        return self.gates_TBG, self.c_TBH, self.tanh_c_TBH
+    def looped(self, kept: tuple[Tensor, ...]) -> Looped:
+        """What the loop gives after the last step: beside what its cell has kept, gates, all c, and their tanh."""
+        after = {"h": self.h_TBH[-1].clone(), "c": self.c_TBH[-1].clone()}
+        return Looped(self.h_TBH.transpose(0, 1), after, (*kept, self.gates_TBG, self.c_TBH, self.tanh_c_TBH))
 
 
 class LSTMGradient:
-    """The gradient of :class:`LSTMSteps`, from the last step to the first; the arguments are what these kept."""
+    """The gradient of :class:`LSTMSteps`, from the last step to the first; the arguments are the last that it keeps."""
 
     def __init__(self, gates_TBG: Tensor, c_TBH: Tensor, tanh_c_TBH: Tensor) -> None:
         self._gates_TBG, self._c_TBH, self._tanh_c_TBH = gates_TBG, c_TBH, tanh_c_TBH

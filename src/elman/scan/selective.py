@@ -62,23 +62,17 @@ def selective_scan(
     Returns:
         y (B, T, D), and h (B, D, N) after the last step.
     """
+    inputs = (x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, D_D, h0_BDN)
     backend = backend or backend_for(x_BTD)
     if backend != "compiled":
-        return _with_whole_tensors(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, D_D, h0_BDN, backend)
-    y_BTD, h_BDN = _Compiled.apply(x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, D_D, h0_BDN)
+        return _with_whole_tensors(*inputs, backend=backend)
+    y_BTD, h_BDN = _Compiled.apply(*inputs)
     return y_BTD, h_BDN
 
 
-def _with_whole_tensors(
-    x_BTD: Tensor,
-    dt_BTD: Tensor,
-    A_DN: Tensor,
-    B_BTN: Tensor,
-    C_BTN: Tensor,
-    D_D: Tensor,
-    h0_BDN: Tensor,
-    backend: Backend | None = None,
-) -> tuple[Tensor, Tensor]:
+def _with_whole_tensors(*inputs: Tensor, backend: Backend | None = None) -> tuple[Tensor, Tensor]:
+    """The same by operations on tensors, from the arguments in their order."""
+    x_BTD, dt_BTD, A_DN, B_BTN, C_BTN, D_D, h0_BDN = inputs
     factor_BTDN = (dt_BTD.unsqueeze(-1) * A_DN).exp()
     addend_BTDN = (dt_BTD * x_BTD).unsqueeze(-1) * B_BTN.unsqueeze(2)
     h_BTH, last_BH = linear_recurrence(factor_BTDN.flatten(2), addend_BTDN.flatten(2), h0_BDN.flatten(1), backend)
