@@ -42,6 +42,7 @@ Ids: TypeAlias = NDArray[np.int64]
 _TOKENS_AT_ONCE = 2**20  # of a memory-mapped text that may be larger than memory
 _SEGMENT_LENGTH = 1024
 _MAX_LOGITS = 2**22  # at once: 32 MiB in float64
+_NUMBERS_AT_ONCE = 2**16  # added up over processes
 _MAX_BLOCKS = 100
 _MIN_BLOCK_TOKENS = 32
 
@@ -61,6 +62,10 @@ class _Alone:
 
     def sum(self, *values: float) -> tuple[float, ...]:
         return values
+
+
+ALONE: Team = _Alone()
+"""One process, which reads everything itself."""
 
 
 class Readable(Protocol):
@@ -123,7 +128,7 @@ class Evaluation:
     """Different words or characters among them; 0 where nobody has counted."""
     window: Window | None = None
     block_nats: tuple[float, ...] = ()
-    """Nats of each of up to 100 contiguous blocks of the text, of at least 32 tokens each; none for pairs."""
+    """Nats of each of up to 100 contiguous blocks of the text, of at least 32 tokens each, or of as many examples."""
     block_tokens: tuple[int, ...] = ()
     """Tokens of each block."""
     accuracy: Accuracy | None = None
@@ -183,7 +188,7 @@ def evaluate_split(
     with_accuracy: bool = False,
     surprisal: Reals | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    team: Team = _Alone(),  # noqa: B008  # it has no state
+    team: Team = ALONE,
 ) -> Evaluation:
     """Score a token sequence.
 
@@ -199,8 +204,7 @@ def evaluate_split(
         with_accuracy: also measure how often the most probable tokens are right.
         surprisal: an array that gets the nats of each target, in the order of the text.
         should_stop: polled between segments; in a team it must answer alike everywhere.
-        team: who shares the work, each calling this with the same arguments. Accuracy and ``surprisal`` are those of
-            the rows that this process reads.
+        team: who shares the work, each calling this with the same arguments; all get the same result.
 
     Raises:
         Interrupted: ``should_stop()`` was true.
@@ -216,12 +220,13 @@ def evaluate_split(
         units = _units(tokens, tokenizer.boundary_id, state_policy, window)
         batches = iter(lambda: tuple(islice(units, num_streams)), ())
     length = segment_length or max(_SEGMENT_LENGTH, 0 if window is None else window.size)
-    tally = _Tally(team, tokenizer.unknown_id, num_targets, surprisal, with_accuracy)
+    num_blocks = min(_MAX_BLOCKS, num_targets // _MIN_BLOCK_TOKENS)
+    tally = _Tally(team, tokenizer.unknown_id, _Blocks(num_targets, num_blocks), surprisal, with_accuracy)
     for spans in batches:
         for segment, positions_B in segments_of(tokens, spans, length, tokenizer.boundary_id):
             if should_stop():
                 raise Interrupted
-            tally.read(network, segment, positions_B)
+            tally.read(network, segment, positions_B[:, None] + np.arange(segment.targets_BT.shape[1]))
     tally.add_up()
     whole = tally.tokens == len(split.tokens) - 1
     loses_text = not tokenizer.lossless or split.num_unknown > 0 or not whole
@@ -239,8 +244,8 @@ def evaluate_split(
         vocab_size=network.vocab_size,
         num_unknown_kinds=split.num_unknown_kinds if whole else 0,
         window=window,
-        block_nats=tuple(tally.block_nats.tolist()),
-        block_tokens=tuple(tally.block_tokens.tolist()),
+        block_nats=tuple(tally.blocks.nats.tolist()),
+        block_tokens=tuple(tally.blocks.tokens.tolist()),
         accuracy=None if tally.accuracy is None else tally.accuracy.result(),
     )
 
@@ -254,11 +259,12 @@ def evaluate_pairs(
     num_rows: int = 16,
     max_targets: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    team: Team = _Alone(),  # noqa: B008  # it has no state
+    team: Team = ALONE,
 ) -> Evaluation:
     """Score the targets of a corpus of pairs, each given its source, from the initial state.
 
-    All figures are those of the targets alone: their tokens with the boundary that ends each, characters and bytes.
+    All figures are those of the targets alone: their tokens with the boundary that ends each, characters and bytes. The
+    blocks of the interval are whole examples in the order of the corpus, up to 100 blocks of as many each.
 
     Args:
         network: the model; it is not changed.
@@ -274,11 +280,12 @@ def evaluate_pairs(
         Interrupted: ``should_stop()`` was true.
     """
     pairs = Pairs(split.tokens, num_rows, tokenizer.boundary_id, reverse_source, max_targets=max_targets)
-    tally = _Tally(team, tokenizer.unknown_id)
-    for segment in pairs:
+    blocks = _Blocks(pairs.num_examples, min(_MAX_BLOCKS, pairs.num_examples))
+    tally = _Tally(team, tokenizer.unknown_id, blocks)
+    for examples, segment in zip(pairs.batches(), pairs, strict=True):
         if should_stop():
             raise Interrupted
-        tally.read(network, segment)
+        tally.read(network, segment, np.broadcast_to(examples[:, None], segment.targets_BT.shape))
     tally.add_up()
     chars, num_bytes = 0, 0
     if keeps_text := tokenizer.lossless and not split.num_unknown:
@@ -292,6 +299,8 @@ def evaluate_pairs(
         num_documents=2 * pairs.num_examples,
         num_unknown=tally.num_unknown,
         vocab_size=network.vocab_size,
+        block_nats=tuple(tally.blocks.nats.tolist()),
+        block_tokens=tuple(tally.blocks.tokens.tolist()),
     )
 
 
@@ -362,14 +371,35 @@ def segments_of(
         yield segment, begins + time
 
 
+class _Blocks:
+    """What the targets in each of some contiguous blocks of a text cost.
+
+    Args:
+        num_places: places of the text, the tokens of one stream or the examples of pairs.
+        num_blocks: the blocks, which differ in length by one place at most.
+    """
+
+    def __init__(self, num_places: int, num_blocks: int) -> None:
+        self._num_places = num_places
+        self.nats = np.zeros(num_blocks)
+        self.tokens = np.zeros(num_blocks, np.int64)
+
+    def add(self, places_N: Ids, nats_N: Reals) -> None:
+        """Take the targets at some places in."""
+        if num_blocks := len(self.nats):
+            blocks_N = places_N * num_blocks // self._num_places
+            self.nats += np.bincount(blocks_N, nats_N, minlength=num_blocks)
+            self.tokens += np.bincount(blocks_N, minlength=num_blocks)
+
+
 class _Tally:
     """Reads segments one after the other, and sums up what their targets cost.
 
     Args:
         team: who reads the other rows.
         unknown_id: the token of what the tokenizer does not know.
-        num_targets: of the whole text; 0 where the order of the text is not known.
-        surprisal: gets the nats of each target, in the order of the text.
+        blocks: gets the nats of each target at its place in the text.
+        surprisal: gets them too, one by one.
         with_accuracy: also look at how probable other tokens are.
     """
 
@@ -377,22 +407,27 @@ class _Tally:
         self,
         team: Team,
         unknown_id: int | None,
-        num_targets: int = 0,
+        blocks: _Blocks,
         surprisal: Reals | None = None,
         with_accuracy: bool = False,
     ) -> None:
         self.nats, self.tokens, self.num_unknown = 0.0, 0, 0
+        self.blocks = blocks
         self.accuracy = AccuracyTally() if with_accuracy else None
-        self._team, self._unknown_id, self._num_targets, self._surprisal = team, unknown_id, num_targets, surprisal
-        num_blocks = min(_MAX_BLOCKS, num_targets // _MIN_BLOCK_TOKENS)
-        self.block_nats = np.zeros(num_blocks)
-        self.block_tokens = np.zeros(num_blocks, np.int64)
+        self._team, self._unknown_id, self._surprisal = team, unknown_id, surprisal
+        if surprisal is not None:
+            surprisal[:] = 0.0  # at the end the sum over all processes, of which one has something else to say
         self._state: State
 
-    def read(self, network: Readable, segment: Segment, positions_B: Ids | None = None) -> None:
-        """Take this process's rows of a segment in; the state goes on from the one before, unless it starts anew."""
-        if positions_B is not None:
-            positions_B = positions_B[share_of(len(positions_B), self._team.rank, self._team.size)]
+    def read(self, network: Readable, segment: Segment, places_BT: Ids) -> None:
+        """Take this process's rows of a segment in; the state goes on from the one before, unless it starts anew.
+
+        Args:
+            network: the model.
+            segment: the rows of all processes.
+            places_BT: where each target stands in the text.
+        """
+        places_BT = places_BT[share_of(len(places_BT), self._team.rank, self._team.size)]
         segment = segment.part(self._team.rank, self._team.size)
         num_rows, num_steps = segment.tokens_BT.shape
         targets_BT, weight_BT = segment.targets_BT.to(network.device), segment.weight_BT.to(network.device)
@@ -403,24 +438,28 @@ class _Tally:
             for time in range(0, num_steps, width):
                 here = slice(time, time + width)
                 if not segment.weight_BT[:, here].any():
-                    continue  # context of a window
+                    continue  # context of a window, or a process without rows
                 nats_BT = self._judge(network, features_BTF[:, here], targets_BT[:, here], weight_BT[:, here])
                 self.nats += nats_BT.sum(dtype=torch.float64).item()
-                if positions_B is not None and len(positions_B):
-                    self._place(nats_BT, segment.weight_BT[:, here], positions_B + time)
+                self._place(nats_BT, segment.weight_BT[:, here], places_BT[:, here])
         self.tokens += segment.num_targets
         if self._unknown_id is not None:
             self.num_unknown += int(((segment.targets_BT == self._unknown_id) & (segment.weight_BT > 0)).sum())
 
     def add_up(self) -> None:
         """Put the sums of all processes together, at the end."""
-        num_blocks = len(self.block_nats)
-        self.nats, *counts = self._team.sum(
-            self.nats, self.tokens, self.num_unknown, *self.block_nats.tolist(), *self.block_tokens.tolist()
-        )
-        self.tokens, self.num_unknown = int(counts[0]), int(counts[1])
-        self.block_nats = np.array(counts[2 : 2 + num_blocks])
-        self.block_tokens = np.array(counts[2 + num_blocks :], np.int64)
+        if self._team.size == 1:
+            return
+        self.nats, tokens, num_unknown = self._team.sum(self.nats, self.tokens, self.num_unknown)
+        self.tokens, self.num_unknown = int(tokens), int(num_unknown)
+        arrays: list[NDArray[Any]] = [self.blocks.nats, self.blocks.tokens]
+        if self.accuracy is not None:
+            arrays.append(self.accuracy.sums)
+        if self._surprisal is not None:
+            pieces = range(0, len(self._surprisal), _NUMBERS_AT_ONCE)
+            arrays += [self._surprisal[start : start + _NUMBERS_AT_ONCE] for start in pieces]
+        for array in arrays:
+            array[:] = np.reshape(self._team.sum(*array.ravel().tolist()), array.shape)
 
     def _judge(self, network: Readable, features_BTF: Tensor, targets_BT: Tensor, weight_BT: Tensor) -> Tensor:
         """The nats of each target."""
@@ -440,14 +479,10 @@ class _Tally:
         self.accuracy.add(right_at_1, right_at_5, confidence)
         return -of_target_BT1.squeeze(-1) * weight_BT
 
-    def _place(self, nats_BT: Tensor, weight_BT: Tensor, positions_B: Ids) -> None:
+    def _place(self, nats_BT: Tensor, weight_BT: Tensor, places_BT: Ids) -> None:
         """Note the nats where they belong in the text."""
         counts_BT = weight_BT.numpy() > 0
-        positions_N = (positions_B[:, None] + np.arange(counts_BT.shape[1]))[counts_BT]
-        nats_N = nats_BT.double().cpu().numpy()[counts_BT]
+        places_N, nats_N = places_BT[counts_BT], nats_BT.double().cpu().numpy()[counts_BT]
         if self._surprisal is not None:
-            self._surprisal[positions_N] = nats_N
-        if num_blocks := len(self.block_nats):
-            blocks_N = positions_N * num_blocks // self._num_targets
-            self.block_nats += np.bincount(blocks_N, nats_N, minlength=num_blocks)
-            self.block_tokens += np.bincount(blocks_N, minlength=num_blocks)
+            self._surprisal[places_N] = nats_N
+        self.blocks.add(places_N, nats_N)

@@ -21,7 +21,7 @@ from elman.data.pairs import Pairs
 from elman.data.prepare import Dataset, Split, prepare, prepared_folder, tokenize_text
 from elman.data.texts import count_words, texts_of
 from elman.errors import TextError, UserError
-from elman.evaluation import Evaluation, Readable, StatePolicy, Window, evaluate_pairs, evaluate_split
+from elman.evaluation import ALONE, Evaluation, Readable, StatePolicy, Team, Window, evaluate_pairs, evaluate_split
 from elman.metrics import Interval, Score, perplexity
 from elman.models.contract import CountedModel
 from elman.models.file import Bundle, load_model
@@ -125,6 +125,7 @@ def evaluate(
     num_beams: int | None = None,
     cell: str | None = None,
     device: str = "cpu",
+    team: Team = ALONE,
 ) -> Judgement:
     """Evaluate a model: every token once; one of pairs on its targets alone, and on those that it writes itself.
 
@@ -145,13 +146,17 @@ def evaluate(
         num_beams: how a model of pairs writes; none or 1: greedily, more: by beam search.
         cell: a person's own cell, where the model was trained with one.
         device: where to compute.
+        team: processes that share the documents, windows or examples, each calling this with the same arguments. All
+            get the same figures; the baselines are those of the first alone.
 
     Raises:
         UserError: there is no such text or part, the corpus has changed since the training, or something that was
-            asked for has no meaning for this model.
+            asked for has no meaning for this model or for several processes.
     """
     if stride is not None and window is None and not is_huggingface(where):
         raise UserError("--stride says how far a window moves on: give --window as well")
+    if team.size > 1 and text is not None and "-" in _names(text):
+        raise UserError(f"standard input goes to one of the {team.size} processes: give a file, or start one process")
     if is_huggingface(where):
         if with_baselines or dynamic or cache or num_beams is not None or cell is not None or text is None:
             raise UserError(
@@ -159,7 +164,7 @@ def evaluate(
                 "--baselines, --dynamic, --cache, --num-beams and --cell out"
             )
         return _evaluate_huggingface(
-            where, text, split, state_policy or "carried", window, stride, with_accuracy, with_surprisal, device
+            where, text, split, state_policy or "carried", window, stride, with_accuracy, with_surprisal, device, team
         )
     bundle = load_model(where, device=device, cell=cell)
     config = _config_of_run(Path(where), cell)
@@ -169,13 +174,18 @@ def evaluate(
                 "a model of pairs is judged on targets given their sources: leave --state, --baselines, --window, "
                 "--accuracy, --dynamic, --cache, --tokens and --html out"
             )
-        return _evaluate_pairs(where, text, split, bundle, config, num_beams)
+        return _evaluate_pairs(where, text, split, bundle, config, num_beams, team)
     if num_beams is not None:
         raise UserError("--num-beams has no meaning here: this model was not trained on pairs of source and target")
     if state_policy is None:
         state_policy = "reset" if config is not None and config.data.reset_at_documents else "carried"
     if dynamic or cache:
         _refuse_what_cannot_adapt(bundle, state_policy, window)
+    if team.size > 1 and state_policy == "carried" and window is None:
+        raise UserError(
+            f"a carried state reads one stream, which {team.size} processes cannot share: give --state reset or "
+            "--window, or start one process"
+        )
     dataset: Dataset | None = None
     if text is None:
         dataset = _dataset_of_run(where, config, bundle)
@@ -184,16 +194,23 @@ def evaluate(
         subject = _read(text, split, bundle.tokenizer, config)
         if with_baselines or dynamic or cache:
             dataset = _dataset_of_run(where, config, bundle)
-    reading = _window(window, stride)
     measured, surprisal = _measure(
-        bundle.network, subject, bundle.tokenizer, state_policy, reading, _ROWS_AT_ONCE, with_accuracy, with_surprisal
+        bundle.network,
+        subject,
+        bundle.tokenizer,
+        state_policy=state_policy,
+        window=_window(window, stride),
+        num_rows=_ROWS_AT_ONCE,
+        with_accuracy=with_accuracy,
+        with_surprisal=with_surprisal,
+        team=team,
     )
     notices = list(subject.notices)
     beside: Mapping[str, Score] = {}
     learning: Adapted | None = None
     caching: Adapted | None = None
     if dataset is not None:
-        if with_baselines:
+        if with_baselines and team.rank == 0:
             found = baselines(dataset, subject.tokens, state_policy=state_policy)
             beside = {name: replace(score, words=measured.score.words) for name, score in found.scores.items()}
             notices += found.notices
@@ -237,25 +254,28 @@ def _measure(
     network: Readable,
     subject: Subject,
     tokenizer: Tokenizer,
+    *,
     state_policy: StatePolicy,
     window: Window | None,
     num_rows: int,
     with_accuracy: bool,
     with_surprisal: bool,
+    team: Team,
 ) -> tuple[Evaluation, Surprisal | None]:
-    """All figures of a text, its words counted, and what each token cost."""
+    """All figures of a text, its words counted, and what each token cost; each process reads so many rows at once."""
     surprisal = _kept_on_disk(subject.tokens, tokenizer) if with_surprisal else None
     measured = evaluate_split(
         network,
         subject.tokens,
         tokenizer,
         state_policy=state_policy,
-        num_streams=1 if state_policy == "carried" and window is None else num_rows,
+        num_streams=1 if state_policy == "carried" and window is None else num_rows * team.size,
         window=window,
         with_accuracy=with_accuracy,
         surprisal=None if surprisal is None else surprisal.nats,
+        team=team,
     )
-    words = count_words(texts_of(subject.tokens, tokenizer))
+    words = count_words(texts_of(subject.tokens.tokens, tokenizer))
     return replace(measured, score=replace(measured.score, words=words)), surprisal
 
 
@@ -285,15 +305,23 @@ def _evaluate_pairs(
     bundle: Bundle,
     config: Config | None,
     num_beams: int | None,
+    team: Team,
 ) -> Judgement:
     tokenizer, reverse_source = bundle.tokenizer, reverses_source(bundle)
     if text is None:
         subject = _part_of(_dataset_of_run(where, config, bundle), split)
     else:
         subject = _read(text, split, tokenizer, config, of_pairs=True)
-    pairs = Pairs(subject.tokens.tokens, _EXAMPLES_AT_ONCE, tokenizer.boundary_id, reverse_source)
+    pairs = Pairs(subject.tokens.tokens, _EXAMPLES_AT_ONCE * team.size, tokenizer.boundary_id, reverse_source)
     return Judgement(
-        evaluation=evaluate_pairs(bundle.network, subject.tokens, tokenizer, reverse_source=reverse_source),
+        evaluation=evaluate_pairs(
+            bundle.network,
+            subject.tokens,
+            tokenizer,
+            reverse_source=reverse_source,
+            num_rows=_ROWS_AT_ONCE * team.size,
+            team=team,
+        ),
         split=subject.split,
         corpus=subject.corpus,
         corpus_sha256=subject.sha256,
@@ -302,7 +330,7 @@ def _evaluate_pairs(
         updates=_number(bundle.provenance.get("updates")),
         baselines={},
         notices=subject.notices,
-        pairs=judge_pairs(bundle.network, tokenizer, pairs, num_beams=1 if num_beams is None else num_beams),
+        pairs=judge_pairs(bundle.network, tokenizer, pairs, num_beams=1 if num_beams is None else num_beams, team=team),
     )
 
 
@@ -316,6 +344,7 @@ def _evaluate_huggingface(
     with_accuracy: bool,
     with_surprisal: bool,
     device: str,
+    team: Team,
 ) -> Judgement:
     network, tokenizer = load_huggingface(where, device=device)
     subject = _read(text, split, tokenizer, None)
@@ -326,7 +355,17 @@ def _evaluate_huggingface(
             "they do not belong together, or the text holds what it has no token for"
         )
     reading = _window(network.default_window if window is None else window, stride)
-    measured, surprisal = _measure(network, subject, tokenizer, state_policy, reading, 1, with_accuracy, with_surprisal)
+    measured, surprisal = _measure(
+        network,
+        subject,
+        tokenizer,
+        state_policy=state_policy,
+        window=reading,
+        num_rows=1,
+        with_accuracy=with_accuracy,
+        with_surprisal=with_surprisal,
+        team=team,
+    )
     return Judgement(
         evaluation=measured,
         split=subject.split,
@@ -425,6 +464,10 @@ def _part_of(dataset: Dataset, split: SplitName | None) -> Subject:
     return Subject(chosen, dataset.corpus_name, dataset.sha256, tokens)
 
 
+def _names(text: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    return (str(text),) if isinstance(text, str | Path) else tuple(map(str, text))
+
+
 def _read(
     text: str | Path | Sequence[str | Path],
     split: SplitName | None,
@@ -434,8 +477,7 @@ def _read(
     of_pairs: bool = False,
 ) -> Subject:
     """Read a text with the decoding of the run."""
-    names = [text] if isinstance(text, str | Path) else text
-    data = DataConfig(corpus=tuple(map(str, names)))
+    data = DataConfig(corpus=_names(text))
     if prepared_folder(data.corpus) is not None:
         return _part_of(prepare(data, TextConfig(), tokenizer), split)
     if of_pairs:

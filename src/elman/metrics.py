@@ -192,7 +192,8 @@ class AccuracyTally:
     """Sums up guesses, in constant memory."""
 
     def __init__(self) -> None:
-        self._sums = np.zeros((4, _NUM_BINS))
+        self.sums = np.zeros((4, _NUM_BINS))
+        """In each bin: tokens, their confidence, right at the first guess, right among the five."""
 
     def add(self, right_at_1_N: Reals, right_at_5_N: Reals, confidence_N: Reals) -> None:
         """Take tokens in.
@@ -204,11 +205,11 @@ class AccuracyTally:
         """
         bins = np.minimum((confidence_N * _NUM_BINS).astype(np.int64), _NUM_BINS - 1)
         for row, values in enumerate((np.ones_like(confidence_N), confidence_N, right_at_1_N, right_at_5_N)):
-            self._sums[row] += np.bincount(bins, values, minlength=_NUM_BINS)
+            self.sums[row] += np.bincount(bins, values, minlength=_NUM_BINS)
 
     def result(self) -> Accuracy:
         """What was summed up; there must be a token."""
-        tokens, confidence, right_at_1, right_at_5 = self._sums
+        tokens, confidence, right_at_1, right_at_5 = self.sums
         return Accuracy(
             at_1=float(right_at_1.sum() / tokens.sum()),
             at_5=float(right_at_5.sum() / tokens.sum()),

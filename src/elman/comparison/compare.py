@@ -173,11 +173,14 @@ class _Sweep:
         return [plan.with_rate(_best(self.nats[plan.name])) if plan.name in self.nats else plan for plan in plans]
 
     def notices(self) -> list[str]:
-        """A line for each model whose best rate may lie beyond the sweep."""
+        """Which models may have their best rate beyond the sweep, a line for each rate at its edge."""
+        at: dict[float, list[str]] = {}
+        for name, nats in self.nats.items():
+            if len(nats) > 1 and _best(nats) in (min(nats), max(nats)):
+                at.setdefault(_best(nats), []).append(name)
         return [
-            f"{name} does best at {_best(nats):g} times its rates, at the edge of the sweep: it may do better beyond"
-            for name, nats in self.nats.items()
-            if len(nats) > 1 and _best(nats) in (min(nats), max(nats))
+            f"{', '.join(names)}: best at {rate:g} times the given rates, at the edge of the sweep; maybe better beyond"
+            for rate, names in at.items()
         ]
 
 

@@ -66,6 +66,11 @@ def _refuse_different_texts(runs: Sequence[Run], configs: Sequence[Config]) -> N
     for run, environment, config in zip(runs, environments, configs, strict=True):
         if "corpus_sha256" not in environment:
             raise UserError(f"{str(run.path)!r} does not say what it was trained on: its environment.json is damaged")
+        if not environment.get("tokens", {}).keys() & {"test", "valid"}:
+            raise UserError(
+                f"{str(run.path)!r} was trained with nothing held out that it could be judged on: train it again with "
+                "data.test_fraction above 0"
+            )
         if environment["corpus_sha256"] != environments[0]["corpus_sha256"]:
             raise UserError(
                 f"{str(runs[0].path)!r} was trained on {environments[0]['corpus']!r} and {str(run.path)!r} on "

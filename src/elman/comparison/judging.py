@@ -14,12 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from elman.config import SamplingConfig
-from elman.engine import stepper
-from elman.generation import generate_batch
-from elman.inspection.repetition import distinct_ngrams, entropy_along, share_of_corpus_words, words_in
+from elman.files import write_atomically
+from elman.inspection.repetition import corpus_words, distinct_ngrams, draw_texts, entropy_along, share_of_corpus_words
 from elman.judge import dataset_of_run, evaluate
-from elman.models.file import Bundle, load_model, write_atomically
+from elman.models.file import Bundle, load_model
 from elman.text.tokenizers import Tokenizer
 from elman.training.folder import JUDGED_FILE, Run
 from elman.training.report import judged_in, model_sha256, write_report
@@ -31,7 +29,6 @@ TEMPERATURES = (0.3, 0.8, 1.5)
 
 _NUM_TEXTS = 4
 _NUM_TOKENS = 400
-_MAX_CORPUS_TOKENS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -113,24 +110,19 @@ def draw_at_temperatures(
 
     Args:
         bundle: the model.
-        train: the tokens it was trained on, of which the first four million are looked at.
+        train: the tokens it was trained on.
         temperatures: from cold to hot.
         num_texts: at each temperature.
         num_tokens: of each text.
         seed: of the texts.
     """
-    train = np.array(train[:_MAX_CORPUS_TOKENS], np.int64)
-    words = set(words_in(_text(bundle.tokenizer, train)))
-    found, form = [], stepper(bundle.network)
+    words, found = corpus_words(train, bundle.tokenizer), []
     for temperature in temperatures:
-        # A text that ends early would be measured on fewer tokens, so the boundary is put off.
-        settings = SamplingConfig(temperature=temperature, max_new_tokens=num_tokens, min_new_tokens=num_tokens)
-        seeds = range(seed, seed + num_texts)
-        texts = generate_batch(bundle, [""] * num_texts, seeds=seeds, settings=settings, stepper=form)
-        found.append(_measured(f"temperature {temperature:g}", bundle, [np.array(t.tokens) for t in texts], words))
+        texts = [np.array(text.tokens) for text in draw_texts(bundle, temperature, num_texts, num_tokens, seed=seed)]
+        found.append(_measured(f"temperature {temperature:g}", bundle, texts, words))
     if len(train) > num_tokens:
         starts = np.linspace(1, len(train) - num_tokens, num_texts).astype(int)
-        pieces = [train[start : start + num_tokens] for start in starts]
+        pieces = [train[start : start + num_tokens].astype(np.int64) for start in starts]
         found.append(_measured("training text", bundle, pieces, words))
     return found
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from elman.cells import cell_names, find_cell
 from elman.comparison.entries import PASSES_IN_TRAINING
 from elman.comparison.result import Comparison, Contestant, Outcome
 from elman.comparison.tables import about, baseline_line, columns, write_tables, written
 from elman.comparison.trials import check_folder
+from elman.models.kinds import kind_names, model_config_class
 from elman.page import COLOURS, Page, new_figure
 from elman.training.folder import Run
 from elman.training.history import Curve, Floats, History, environment_of, spread_out, thinned
@@ -29,7 +32,12 @@ PAGE_FILE = "comparison.html"
 _MAX_POINTS = 200
 _MAX_STAGES = 5
 _STYLES = ("-", "--", "-.", ":")
+_Samples: TypeAlias = Sequence[Mapping[str, Any]]
 _MEASURES = ("updates", "tokens", "seconds", "operations")
+_OF_THE_MODEL = ("parameters", "state bytes")
+"""Columns of the table that stand among the models on the page."""
+_MAX_NAMES = 3
+"""In a title: of more models, their number."""
 
 
 def write_results(comparison: Comparison, folder: Path) -> Path:
@@ -58,13 +66,19 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def comparison_page(comparison: Comparison) -> Page:
     """The page of a comparison."""
-    names = ", ".join(one.name for one in comparison.contestants)
-    page = Page(f"{names or 'Nothing yet'} on {Path(comparison.corpus).name}", about(comparison)[0])
-    if comparison.contestants:
+    names = [one.name for one in comparison.contestants]
+    what = f"{len(names)} models" if len(names) > _MAX_NAMES else ", ".join(names) or "Nothing yet"
+    page = Page(
+        f"{what} on {Path(comparison.corpus).name}",
+        "Each reads a text token by token and says how probable every next token is. \u2212ln\u00a0p of the right one "
+        "is its surprise, in nats; it is judged by the mean over a text that it was not trained on. Lower is better.",
+    )
+    if names:
         histories = {
             one.name: [History.of(Run(Path(outcome.run))) for outcome in one.outcomes] for one in comparison.contestants
         }
         _outcome(page, comparison)
+        _models(page, comparison)
         _learning(page, comparison, histories)
         _gradients(page, comparison, histories)
         _samples(page, comparison, histories)
@@ -76,19 +90,23 @@ def comparison_page(comparison: Comparison) -> Page:
 
 
 def _outcome(page: Page, comparison: Comparison) -> None:
-    page.section("Which is better", about(comparison)[1])
-    figure, axes = new_figure(height=0.5 + 0.42 * len(comparison.contestants))
-    for place, one in enumerate(reversed(comparison.contestants)):
-        repeated = one.repeated(comparison.figure)
-        axes.plot(repeated.values, [place] * len(repeated.values), "o", color=COLOURS[0], alpha=0.6, markersize=6)
-        axes.plot([repeated.mean], [place], "|", color=COLOURS[1], markersize=18, markeredgewidth=2)
-    axes.set_yticks(range(len(comparison.contestants)), [one.name for one in reversed(comparison.contestants)])
-    axes.set_xlabel(comparison.unit)
-    axes.set_ylim(-0.6, len(comparison.contestants) - 0.4)
-    page.figure(figure, "Each dot is a training with another seed, the bar their mean. Further left is better.")
-    page.table([column.heading for column in columns(comparison)], written(comparison))
-    for verdict in comparison.verdicts[: len(comparison.contestants) - 1]:
+    best, *others = comparison.contestants
+    page.section("Which is better", " ".join(about(comparison)))
+    lowest = best.repeated(comparison.figure).mean
+    behind = {one.name: one.repeated(comparison.figure).mean - lowest for one in others[:_MAX_NAMES]}
+    page.numbers(
+        {f"{comparison.unit}: {best.name}": lowest}
+        | {f"{name} is behind by": f"{more:.4f}" for name, more in behind.items()}
+    )
+    for verdict in comparison.verdicts[: len(others)]:
         page.text(f"{verdict}.")
+    _dots(page, comparison)
+    kept = [place for place, column in enumerate(columns(comparison)) if column.heading not in _OF_THE_MODEL]
+    page.table(
+        [columns(comparison)[place].heading for place in kept],
+        [[row[place] for place in kept] for row in written(comparison)],
+        "Tokens, floating-point operations and seconds: of one training.",
+    )
     if line := baseline_line(comparison):
         page.text(line)
     for notice in comparison.notices:
@@ -97,6 +115,53 @@ def _outcome(page: Page, comparison: Comparison) -> None:
         page.text("The comparison was stopped: what is missing here is made by the same command.")
     if len(comparison.contestants) > 2:
         _pairs(page, comparison)
+
+
+def _dots(page: Page, comparison: Comparison) -> None:
+    """Every training as a dot, beside those of the simple means that lie in sight."""
+    in_order = comparison.contestants[::-1]
+    figure, axes = new_figure(height=0.9 + 0.42 * len(in_order))
+    for place, one in enumerate(in_order):
+        repeated = one.repeated(comparison.figure)
+        axes.plot(repeated.values, [place] * len(repeated.values), "o", color=COLOURS[0], alpha=0.6, markersize=6)
+        axes.plot([repeated.mean], [place], "|", color=COLOURS[1], markersize=18, markeredgewidth=2)
+    means = [one.repeated(comparison.figure).mean for one in in_order]
+    room = 0.25 * (max(means) - min(means))
+    top = len(in_order) - 0.4
+    for name, figures in comparison.baselines.items():
+        value = figures[comparison.figure]
+        if value is not None and min(means) - room <= value <= max(means) + room:
+            axes.axvline(value, color="#888888", linestyle="--", linewidth=1)
+            axes.annotate(name, (value, top), ha="center", va="bottom", fontsize=8, color="#666666")
+    axes.set_yticks(range(len(in_order)), [one.name for one in in_order])
+    axes.set_xlabel(comparison.unit)
+    axes.set_ylim(-0.6, top)
+    page.figure(
+        figure,
+        "Each dot is a training with another seed, the bar their mean. Further left is better. Dashed: simple means on "
+        "the same text, as far as they lie in sight.",
+    )
+
+
+def _models(page: Page, comparison: Comparison) -> None:
+    page.section("The models")
+    page.table(
+        ["model", "what it is", "parameters", "operations for each token", "state bytes"],
+        [
+            [one.name, _what_it_is(one.kind), one.parameters, one.operations, one.state_bytes]
+            for one in comparison.contestants
+        ],
+        "Operations: floating-point operations, forward alone. State: what is carried from token to token, all that "
+        "the model knows of the text before.",
+    )
+
+
+def _what_it_is(kind: str) -> str:
+    """How the first sentence about a kind begins; a person's own cell is nobody else's to describe."""
+    if kind not in kind_names():
+        return "a cell of one's own"
+    said = find_cell(kind).__doc__ if kind in cell_names() else model_config_class(kind).__doc__
+    return re.split(r"[,:.]? *\n|[,:] ", str(said).replace("``", ""))[0]
 
 
 def _pairs(page: Page, comparison: Comparison) -> None:
@@ -251,21 +316,36 @@ def _samples(page: Page, comparison: Comparison, histories: Mapping[str, Sequenc
         "What each model writes on its way, with its first seed: before the training, at some moments of it, and at "
         "its end. Each model has its own number of updates, so its moments are its own.",
     )
-    samples = [sample for stages in stories.values() for group in stages.values() for sample in group]
-    temperatures = sorted({sample["temperature"] for sample in samples})
-    for temperature in temperatures:
-        page.text(f"At temperature {temperature:g}:")
-        count = max(len(stages) for stages in stories.values())
-        for rank in range(count):
-            texts = {}
-            for name, stages in stories.items():
-                if rank < len(stages):
-                    update, samples = list(stages.items())[rank]
-                    drawn = [s for s in samples if s["temperature"] == temperature]
-                    if drawn:
-                        when = f"after {update:,} updates" if update else "before the training"
-                        texts[f"{name}, {when}"] = legible(drawn[0]["prompt"] + drawn[0]["text"])
-            page.columns(texts)
+    stages = _side_by_side(stories)
+    temperatures = sorted({sample["temperature"] for stage in stages for _, sample in stage})
+    middle = temperatures[len(temperatures) // 2]
+    for temperature in sorted(temperatures, key=lambda one: one != middle):
+        if temperature == middle:
+            page.text(f"At temperature {temperature:g}:")
+        for number, stage in enumerate(stages, 1):
+            texts: dict[str, str] = {}
+            for heading, sample in stage:
+                if sample["temperature"] == temperature:
+                    texts.setdefault(heading, legible(sample["prompt"] + sample["text"]))  # of several, the first
+            summary = f"Temperature {temperature:g}, stage {number} of {len(stages)}"
+            page.columns(texts, "" if temperature == middle else summary)
+
+
+def _side_by_side(stories: Mapping[str, Mapping[int, _Samples]]) -> list[list[tuple[str, Mapping[str, Any]]]]:
+    """Stage by stage the samples of all models with their headings: before the training, then up to the end of each."""
+    later = {name: [update for update in story if update] for name, story in stories.items()}
+    count = max(map(len, later.values()))
+    rows = [{name: 0 for name, story in stories.items() if 0 in story}]
+    rows += [{name: own[-left] for name, own in later.items() if left <= len(own)} for left in range(count, 0, -1)]
+    return [
+        [(f"{name}, {_when(update)}", sample) for name, update in row.items() for sample in stories[name][update]]
+        for row in rows
+        if row
+    ]
+
+
+def _when(update: int) -> str:
+    return f"after {update:,} update{'s' * (update != 1)}" if update else "before the training"
 
 
 def _stages(outcome: Outcome, history: History) -> dict[int, list[Mapping[str, Any]]]:

@@ -39,8 +39,8 @@ from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, model_config
 from elman.models.state import State, grows
 from elman.page import Page, new_figure, write_svg
+from elman.threads import num_threads
 from elman.training.distributed import choose_device
-from elman.training.loop import num_threads
 
 KINDS = ("elman", "lstm", "gru", "mingru", "mamba", "transformer")
 LENGTHS = (16, 64, 256, 1024, 4096)

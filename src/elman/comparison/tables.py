@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from elman.comparison.result import Comparison, Contestant
 from elman.errors import UserError
-from elman.models.file import write_atomically
+from elman.files import write_atomically
 
 
 class Column(NamedTuple):

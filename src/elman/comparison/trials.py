@@ -24,8 +24,9 @@ from elman.cells import is_own_cell
 from elman.comparison.entries import Plan
 from elman.comparison.judging import judge_run
 from elman.errors import TrainingError, UserError
+from elman.files import write_atomically
 from elman.generation import Sampler
-from elman.models.file import Bundle, write_atomically
+from elman.models.file import Bundle
 from elman.models.kinds import build_model
 from elman.models.noise import derived_seed
 from elman.settings import Config

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from elman.config import BUDGETS, CountedConfig
 from elman.errors import ConfigError, MissingExtraError, TrainingError, UserError
-from elman.models.file import write_atomically
+from elman.files import write_atomically
 from elman.settings import Config, resolve, with_corpus
 from elman.training import run as runs
 from elman.training.folder import as_stored

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from elman.inspection.closing import Closings
+from elman.inspection.closing import Closings, Group
 from elman.page import Page, new_figure
+
+_MEASURES = {
+    "which": "right one of the closing signs",
+    "top": "most probable of all tokens",
+    "probability": "probability of the right sign",
+}
 
 
 def closings_page(found: Closings) -> Page:
-    """How a model closes quotes and brackets, to be looked at."""
+    """How models close quotes and brackets, to be looked at."""
     where = "the text" if found.split == "text" else f"the {found.split} part of {found.corpus}"
     page = Page(
-        f"Does this {found.kind} close what was opened?",
+        f"What was opened: does it get closed by {' and '.join(found.models)}?",
         f"Every closing sign in {found.tokens:,} tokens of {where}, by the distance from its opening.",
     )
     for group in found.groups:
@@ -18,28 +24,42 @@ def closings_page(found: Closings) -> Page:
             group.name.capitalize(),
             f"Which sign it is was decided at the opening. The most common one makes up {group.majority:.1%}.",
         )
-        figure, axes = new_figure()
-        centres = [(one.nearest * one.farthest) ** 0.5 for one in group.by_distance]
-        for name in ("which", "top", "probability"):
-            axes.plot(centres, [getattr(one, name) for one in group.by_distance], "o-", label=_NAMES[name])
-        axes.axhline(group.majority, color="#888888", linestyle="--", linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("tokens since the opening")
-        axes.legend(frameon=False, fontsize=9)
-        page.figure(figure, "Dashed: the share of the most common sign.")
-        page.table(
-            ["tokens since the opening", "cases", *_NAMES.values()],
-            [
-                (f"{one.nearest} to {one.farthest}", one.cases, one.which, one.top, one.probability)
-                for one in group.by_distance
-            ],
-        )
+        _by_probability(page, found, group)
+        if group.written_on:
+            _on_samples(page, found, group)
     return page
 
 
-_NAMES = {
-    "which": "right one of the closing signs",
-    "top": "most probable of all tokens",
-    "probability": "probability of the right sign",
-}
+def _by_probability(page: Page, found: Closings, group: Group) -> None:
+    figure, all_axes = new_figure(1, len(_MEASURES), height=3.0)
+    places = range(len(group.by_distance))
+    for axes, (measure, words) in zip(all_axes, _MEASURES.items(), strict=True):
+        for name in found.models:
+            shares = [getattr(one.models[name], measure) for one in group.by_distance]
+            axes.plot(places, shares, "o-", markersize=4, linewidth=1.3, label=name)
+        axes.set_title(words, fontsize=9)
+        axes.set_ylim(0, 1.02)
+        axes.set_xticks(places, [f"{one.nearest}" for one in group.by_distance])
+        axes.set_xlabel("tokens since the opening, from")
+    all_axes[0].axhline(group.majority, color="#888888", linestyle="--", linewidth=1)
+    all_axes[-1].legend(frameon=False, fontsize=8)
+    page.figure(figure, "Dashed: the share of the most common sign, which is all that one knows without the opening.")
+    page.table(
+        ["tokens since the opening", "cases", "model", *_MEASURES.values()],
+        [
+            (one.words, one.cases, name, judged.which, judged.top, judged.probability)
+            for one in group.by_distance
+            for name, judged in one.models.items()
+        ],
+    )
+
+
+def _on_samples(page: Page, found: Closings, group: Group) -> None:
+    page.text(
+        f"Where the innermost of the {group.name} had been open for so many tokens, each model wrote on by a fair "
+        f"draw: how often it was closed by its own sign within {found.within} tokens."
+    )
+    page.table(
+        ["open for", "cases", "the text itself", *found.models],
+        [(one.distance, one.cases, one.text, *one.models.values()) for one in group.written_on],
+    )

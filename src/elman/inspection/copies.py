@@ -1,9 +1,9 @@
 """Does a model write, or recite? The longest piece of each of its texts that stands in the training text verbatim.
 
-All pieces of a sample are kept in a suffix automaton (Blumer et al. 1985,
-https://doi.org/10.1016/0304-3975(85)90157-4): one state for all pieces that end at the same places of the sample, at
+All pieces of the samples are kept in a suffix automaton (Blumer et al. 1985,
+https://doi.org/10.1016/0304-3975(85)90157-4): one state for all pieces that end at the same places of the samples, at
 most two states for each character. The training text runs through it once, whatever its length, and the automaton
-says at each character how long a piece of the sample ends there.
+says at each character how long a piece of a sample ends there.
 
 Shape letters: S states, N characters.
 """
@@ -31,6 +31,8 @@ Ids: TypeAlias = NDArray[np.int64]
 
 MIN_COPIED = 50
 """Characters from which on a piece counts as copied: shorter ones are common phrases."""
+_BORDER, _END = -1, -2
+"""Between the documents of a text, and behind each sample: neither holds the other's."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def find_copies(samples: Sequence[str], where: str | Path, *, cell: str | None =
     """
     if (Path(where) / "run.toml").is_file():
         dataset = dataset_of_run(where, cell=cell)
-        return copies_in(samples, texts_of(dataset.train, dataset.tokenizer))
+        return copies_in(samples, texts_of(dataset.train.tokens, dataset.tokenizer))
     parts = open_corpus(DataConfig(corpus=(str(where),)), TextConfig()).parts
     source = parts["train"] if "train" in parts else parts["all"]
 
@@ -89,16 +91,16 @@ def copies_in(samples: Sequence[str], texts: Iterable[str | None]) -> list[Copie
     Raises:
         TextError: the text is empty.
     """
-    automata = [_Automaton(code_points(sample).astype(np.int64)) for sample in samples]
+    rows = [np.append(code_points(sample).astype(np.int64), _END) for sample in samples]
+    automaton = _Automaton(np.concatenate([np.empty(0, np.int64), *rows]))
     is_empty = True
     for text in texts:
         is_empty = is_empty and not text
-        symbols = np.array([-1]) if text is None else code_points(text).astype(np.int64)
-        for automaton in automata:
-            automaton.read(symbols)
+        automaton.read(np.array([_BORDER]) if text is None else code_points(text).astype(np.int64))
     if is_empty:
         raise TextError("the text to hold samples against is empty")
-    return [_copied(sample, automaton.lengths()) for sample, automaton in zip(samples, automata, strict=True)]
+    lengths = np.split(automaton.lengths(), np.cumsum([len(row) for row in rows]))
+    return [_copied(sample, lengths_N[:-1]) for sample, lengths_N in zip(samples, lengths, strict=False)]
 
 
 def _copied(sample: str, lengths_N: Ids) -> Copied:
@@ -114,17 +116,17 @@ def _copied(sample: str, lengths_N: Ids) -> Copied:
 
 
 class _Automaton:
-    """All pieces of a sample, and how long those were that a text has shown so far.
+    """All pieces of samples, and how long those were that a text has shown so far.
 
     Args:
-        symbols_N: the characters of the sample.
+        symbols_N: the characters of the samples, each with its end.
     """
 
     def __init__(self, symbols_N: Ids) -> None:
         following: list[dict[int, int]] = [{}]
         self._link, self._length = [-1], [0]
         self._prefixes: list[int] = []
-        """The state of the sample up to and with each character."""
+        """The state of the samples up to and with each character."""
         last = 0
         for symbol in symbols_N.tolist():
             last = self._extend(following, last, symbol)
@@ -174,7 +176,7 @@ class _Automaton:
         _kernel()(symbols_N, *self._tables, self._best_S, self._place)
 
     def lengths(self) -> Ids:
-        """The length of the longest piece that ends at each character of the sample and stands in the text."""
+        """The length of the longest piece that ends at each character of the samples and stands in the text."""
         best = self._best_S.tolist()
         # What was seen of a long piece has shown the shorter ones at its end too.
         for state in sorted(range(1, len(best)), key=self._length.__getitem__, reverse=True):
@@ -199,16 +201,10 @@ def _pass(
     state, matched = place[0], place[1]
     for i in range(len(text)):
         while True:
-            low, high = first[state], first[state + 1]
-            end = high
-            while low < high:
-                middle = (low + high) // 2
-                if symbols[middle] < text[i]:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low < end and symbols[low] == text[i]:
-                state = targets[low]
+            start, end = first[state], first[state + 1]
+            at = start + np.searchsorted(symbols[start:end], text[i])
+            if at < end and symbols[at] == text[i]:
+                state = targets[at]
                 matched += 1
                 break
             if state == 0:

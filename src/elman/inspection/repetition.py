@@ -1,5 +1,7 @@
 """Why does it loop? How much a text repeats itself, and whether decoding, training or the data is to blame.
 
+The drawn texts are held against the training text too: the longest piece that stands there word for word.
+
 A token counts as *repeated* where it lies in an n-gram that stood in the same text before. That share is measured in
 texts drawn greedily and at rising temperatures, and held against pieces of the training text of the same length:
 
@@ -26,10 +28,14 @@ import numpy.typing as npt
 import torch
 
 from elman.config import SamplingConfig
+from elman.data.texts import texts_of
+from elman.engine import stepper
 from elman.errors import TextError, UserError
-from elman.generation import generate_batch
+from elman.generation import Generated, generate_batch
+from elman.inspection.copies import Copied, copies_in
 from elman.judge import dataset_of_run
 from elman.models.file import Bundle, load_model
+from elman.text.tokenizers import Tokenizer
 from elman.translation import is_of_pairs
 
 Ids: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -87,6 +93,8 @@ class Drawn:
     """Share of the words that stand in the training text; None where there are no words."""
     example: str
     """The end of the text that repeats itself most."""
+    copied: Copied
+    """Of the text with the longest piece that stands in the training text word for word."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +116,14 @@ class Diagnosis:
         """The verdict in a sentence, with what to do."""
         return _WORDS[self.verdict]
 
+    @property
+    def copied(self) -> Copied:
+        """The longest piece of all texts that stands in the training text, and its text."""
+        return max((one.copied for one in self.drawn), key=lambda copied: copied.longest)
+
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
-        return asdict(self) | {"words": self.words}
+        return asdict(self) | {"words": self.words, "copied": self.copied.to_dict()}
 
 
 def n_for(level: str) -> int:
@@ -149,6 +162,12 @@ def distinct_ngrams(tokens: Ids, n: int) -> float:
 def words_in(text: str) -> list[str]:
     """The words of a text, without capitals: letters, with an apostrophe inside or none."""
     return [word.lower() for word in _WORD.findall(text)]
+
+
+def corpus_words(train: Ids, tokenizer: Tokenizer) -> frozenset[str]:
+    """The words of a training text, the boundary first, of which the first four million tokens are looked at."""
+    texts = texts_of(train[:_MAX_CORPUS_TOKENS], tokenizer)
+    return frozenset(words_in("".join("\n" if text is None else text for text in texts)))
 
 
 def share_of_corpus_words(texts: Iterable[str], corpus_words: Set[str]) -> float | None:
@@ -221,45 +240,61 @@ def diagnose(
 
 
 def diagnose_model(bundle: Bundle, train: Ids, *, num_tokens: int, num_samples: int, seed: int = 0) -> Diagnosis:
-    """The same for a model and the tokens that it was trained on, of which the first four million are looked at."""
+    """The same for a model and the tokens that it was trained on, the boundary first.
+
+    Of these the first four million are looked at for repetition and words, and all for copies.
+    """
     n = n_for(bundle.tokenizer.level)
     if num_tokens < 4 * n:
         raise UserError(f"texts of {num_tokens} tokens are too short to loop: accepted: {4 * n} and more")
     if num_samples < 1:
         raise UserError(f"{num_samples} texts were asked for: accepted: 1 and more")
-    train = np.array(train[:_MAX_CORPUS_TOKENS], np.int64)
+    whole, train = train, np.array(train[:_MAX_CORPUS_TOKENS], np.int64)
     if len(train) < 2 * num_tokens:
         raise UserError(f"the training text has {len(train)} tokens, too few to hold texts of {num_tokens} against it")
-    corpus_words = set(words_in(bundle.tokenizer.decode(train)))
-    drawn = tuple(
-        _draw(bundle, temperature, num_tokens, num_samples if temperature else 1, seed, n, corpus_words)
+    words = corpus_words(train, bundle.tokenizer)
+    texts = {
+        temperature: draw_texts(bundle, temperature, num_samples if temperature else 1, num_tokens, seed=seed)
         for temperature in TEMPERATURES
-    )
+    }
+    written = [text.text for its in texts.values() for text in its]
+    copies = copies_in(written, texts_of(whole, bundle.tokenizer))
+    drawn = []
+    for temperature, its in texts.items():
+        longest = max(copies[: len(its)], key=lambda one: one.longest)
+        drawn.append(_measured(bundle, temperature, its, n, words, longest))
+        del copies[: len(its)]
     starts = np.linspace(0, len(train) - num_tokens, _NUM_WINDOWS).astype(int)
     corpus = _mean([repetition(train[start : start + num_tokens], n) for start in starts])
     longer = 5 * n // 2
     duplicates = float(_covered(_last_occurrence(_ngram_keys(train, longer)) >= 0, longer).mean())
-    return Diagnosis(_verdict(drawn, corpus, duplicates), n, drawn, corpus, duplicates)
+    return Diagnosis(_verdict(drawn, corpus, duplicates), n, tuple(drawn), corpus, duplicates)
 
 
-def _draw(
-    bundle: Bundle,
-    temperature: float,
-    num_tokens: int,
-    num_samples: int,
-    seed: int,
-    n: int,
-    corpus_words: Set[str],
-) -> Drawn:
-    # A text that ends early says nothing about loops, so the boundary is put off.
+def draw_texts(bundle: Bundle, temperature: float, num_texts: int, num_tokens: int, *, seed: int) -> list[Generated]:
+    """Texts of one length: one that ends early would be measured on fewer tokens, so the boundary is put off.
+
+    Args:
+        bundle: the model.
+        temperature: 0 takes the most probable token each time.
+        num_texts: so many, with one seed after the other.
+        num_tokens: of each.
+        seed: of the first.
+    """
     settings = SamplingConfig(max_new_tokens=num_tokens, min_new_tokens=num_tokens, temperature=temperature, top_p=1.0)
-    texts = generate_batch(bundle, [""] * num_samples, seeds=range(seed, seed + num_samples), settings=settings)
+    seeds = range(seed, seed + num_texts)
+    return generate_batch(bundle, [""] * num_texts, seeds=seeds, settings=settings, stepper=stepper(bundle.network))
+
+
+def _measured(
+    bundle: Bundle, temperature: float, texts: Sequence[Generated], n: int, words: Set[str], copied: Copied
+) -> Drawn:
     tokens = [np.array(text.tokens) for text in texts]
     found = [repetition(one, n) for one in tokens]
     worst = max(range(len(found)), key=lambda index: found[index].repeated)
-    example = bundle.tokenizer.decode(tokens[worst][-min(num_tokens, 8 * n) :])
-    known = share_of_corpus_words((text.text for text in texts), corpus_words)
-    return Drawn(temperature, _mean(found), entropy_along(bundle, tokens), known, example)
+    example = bundle.tokenizer.decode(tokens[worst][-8 * n :])
+    known = share_of_corpus_words((text.text for text in texts), words)
+    return Drawn(temperature, _mean(found), entropy_along(bundle, tokens), known, example, copied)
 
 
 def entropy_along(bundle: Bundle, texts: Sequence[Ids]) -> tuple[float, ...]:
