@@ -44,6 +44,15 @@ def test_each_line_holds_a_token_and_together_they_hold_the_text(surprisal: Surp
     assert (before, after) == DOCUMENTS
 
 
+def test_lines_that_break_off_leave_the_file_before(surprisal: Surprisal, tmp_path: Path, monkeypatch):
+    path = tmp_path / "tokens.jsonl"
+    path.write_text("before")
+    monkeypatch.setattr(module.json, "dumps", lambda line: '"' if line["position"] < 3 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        surprisal.write_jsonl(path)
+    assert path.read_text() == "before"
+
+
 def page_of(surprisal: Surprisal) -> str:
     accuracy = Accuracy(0.5, 0.9, (CalibrationBin(0.3, 0.2, 10), CalibrationBin(0.8, 0.6, 20)))
     tokens = len(surprisal.nats)

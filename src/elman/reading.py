@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as arrays_to_bytes
 
 from elman.errors import ModelFileError, TextError
+from elman.files import write_atomically
 from elman.models.contract import LanguageModel
-from elman.models.file import Bundle, write_atomically
+from elman.models.file import Bundle
 from elman.models.state import State
 
 Unknown: TypeAlias = Literal["error", "skip"]

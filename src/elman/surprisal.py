@@ -16,6 +16,7 @@ import numpy as np
 from elman.data.prepare import Split
 from elman.errors import UserError
 from elman.evaluation import Evaluation, Reals
+from elman.files import replacing
 from elman.page import Page, Piece, new_figure
 from elman.scoring import TokenScore
 from elman.text.tokenizers import Tokenizer
@@ -47,7 +48,7 @@ class Surprisal:
     def write_jsonl(self, path: Path) -> None:
         """Write ``{"position": 0, "token": 17, "text": "T", "nats": 2.31, "ends_document": false}`` for each token."""
         try:
-            with path.open("w", encoding="utf-8") as file:
+            with replacing(path) as file:
                 for score in self:
                     line = {
                         "position": score.position,
@@ -56,7 +57,7 @@ class Surprisal:
                         "nats": score.nats,
                         "ends_document": score.ends_document,
                     }
-                    file.write(json.dumps(line) + "\n")
+                    file.write(json.dumps(line).encode() + b"\n")
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); name another file") from None
 

@@ -18,6 +18,9 @@ def test_a_run_is_drawn_from_and_held_against_its_text(elman, run):
     assert "greedy" in shown
     assert f"{found.drawn[0].repetition.repeated:.1%}" in shown
     assert shown.rstrip().endswith(found.words)
+    assert result["copied"]["longest"] == found.copied.longest == max(d["copied"]["longest"] for d in result["drawn"])
+    assert ("COPIED: " if result["copied"]["copied"] else "no copy: ") in shown
+    assert f"has {found.copied.longest} characters: " in shown
 
 
 def test_a_text_is_measured_alone(elman, tmp_path):

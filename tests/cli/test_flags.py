@@ -31,7 +31,7 @@ def wide(monkeypatch):
 
 def test_train_help_shows_every_setting_and_no_other(elman, wide):
     shown = set(re.findall(r"--([\w.]+)", elman("train", "--help").out))
-    own = {"out", "preset", "config", "from", "overwrite", "dry", "json", "tensorboard", "track", "resume"}
+    own = {"out", "preset", "config", "from", "teacher", "overwrite", "dry", "json", "tensorboard", "track", "resume"}
     assert shown - own == all_settings() - {"preset", "from_model"}
 
 

@@ -22,7 +22,31 @@ def test_table_json_and_page(elman, run, corpus, tmp_path, words, key, shown):
     answer = elman(*call, "--json", "--html", path)
     assert answer.json[key]
     assert path.read_text("utf-8").startswith("<!DOCTYPE html>")
-    assert elman(*call, "--html", path).out == f"written: {path}\n"
+    out = elman(*call, "--html", path).out
+    assert shown in out
+    assert out.endswith(f"page: {path}\n")
+
+
+def test_what_was_found_is_not_lost_with_a_page_that_cannot_be_written(elman, run, tmp_path):
+    answer = elman("inspect", "embeddings", run, "a", "--html", tmp_path / "nowhere" / "page.html")
+    assert answer.code == 2
+    assert "nearest" in answer.out
+    assert "the page cannot be written" in answer.err
+
+
+@pytest.mark.parametrize(
+    "name", ["units", "state", "embeddings", "closing", "errors", "saliency", "gradients", "probe", "mitigations"]
+)
+def test_every_option_says_what_it_does(elman, name):
+    out = " ".join(elman("inspect", name, "--help").out.replace("│", " ").split())
+    assert "Print one JSON object on standard output." in out
+    assert "Write a page to look at" in out
+    if name not in ("embeddings", "probe", "mitigations"):
+        assert "The part of the corpus; none: the test part" in out
+    if name in ("units", "state", "closing", "errors"):
+        assert "Read so many tokens of the text." in out
+    if name in ("units", "state", "embeddings", "closing", "errors", "saliency"):
+        assert "A run folder" in out
 
 
 def test_embeddings(elman, run, tmp_path):
@@ -36,6 +60,7 @@ def test_two_models(elman, run, corpus):
     assert elman(*call, "--json").json["difference_interval"] == [0.0, 0.0]
     assert "nats per token" in elman(*call).out
     assert elman(*call, "--order", "3").code == 2
+    assert "accepted: 1 to 12" in elman("inspect", "errors", run, corpus, "--order", "0").err
 
 
 def test_what_is_missing_is_said_in_one_line(elman, run, corpus):
@@ -63,6 +88,35 @@ def test_closing(elman, tmp_path):
     assert "the most common sign" in page.read_text("utf-8")
 
 
+def test_closing_by_several_models_side_by_side(elman, run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(f"f({'a' * 120}, '{'b' * 60}') and so on\n" * 30, "utf-8")
+    models = []
+    for order in (1, 4):
+        models.append(tmp_path / f"order-{order}")
+        words = ("train", text, "--model.kind", "ngram", "--model.order", order, "--out", models[-1])
+        assert elman(*words).code == 0
+    answer = elman("inspect", "closing", *models, text, "--samples", 3)
+    rows = [line.split() for line in answer.out.splitlines() if line.strip().startswith("100 to 199")]
+    assert [row[3:5] for row in rows] == [["30", "order-1"], ["30", "order-4"]]
+    assert "closed within 100 more" in answer.out
+    found = elman("inspect", "closing", *models, text, "--samples", 3, "--json").json
+    assert found["models"] == {"order-1": "ngram", "order-4": "ngram"}
+    brackets = found["groups"][1]
+    (near,) = [one for one in brackets["by_distance"] if one["nearest"] == 100]
+    assert (near["farthest"], near["cases"]) == (199, 30)
+    cases = {one["distance"]: one["cases"] for one in brackets["written_on"]}
+    assert cases == {50: 3, 100: 3, 200: 0, 400: 0}
+    for words, message in (
+        ((models[0], models[0]), "given twice"),
+        ((models[0], run, text), "has other tokens than"),
+        ((models[0], "--samples", -1), "accepted: 0 and more"),
+    ):
+        answer = elman("inspect", "closing", *words)
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
+        assert message in answer.err
+
+
 def test_probe(elman, tmp_path):
     assert elman("inspect", "probe", tmp_path, "--task", "nothing").code == 2
     words = ("inspect", "probe", tmp_path / "trials", "--task", "anbn", "--kind", "ngram")
@@ -71,3 +125,5 @@ def test_probe(elman, tmp_path):
     assert answer.json["trials"][0]["kind"] == "ngram"
     assert "anbn ngram" in answer.err
     assert (tmp_path / "page.html").exists()
+    assert "nine of ten answers" not in answer.out
+    assert "nine of ten answers" in elman(*words, "--task", "parity").out

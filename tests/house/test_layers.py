@@ -8,9 +8,9 @@ import pytest
 
 # From the bottom up. Names on one line are peers that do not import each other either.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "files"),
     ("config",),
-    ("text", "scan", "page"),
+    ("text", "scan", "page", "threads"),
     ("cells", "metrics"),
     ("models",),
     ("engine",),
@@ -29,7 +29,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # These answer before torch, which takes seconds to import, is needed.
 TORCH_INSIDE_FUNCTIONS_ONLY = ("errors", "config", "settings", "cells")
-NO_TORCH_AT_ALL = ("errors", "config", "text", "page")
+NO_TORCH_AT_ALL = ("errors", "files", "config", "text", "page")
 
 
 def imported_modules(tree: ast.AST, module: str, is_package: bool) -> list[tuple[ast.AST, str]]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from elman.errors import UserError
-from elman.inspection.embeddings import look_at_embeddings
+from elman.inspection import embeddings_page as embeddings_page_module
+from elman.inspection.embeddings import Point, look_at_embeddings
 from elman.inspection.embeddings_page import embeddings_page
 from elman.inspection.sharing import measure_sharing, sharing_text
 from elman.models.file import Bundle
@@ -51,6 +52,12 @@ def test_characters_are_told_apart_on_the_map():
         "a": "vowel",
         "z": "consonant",
     }
+
+
+def test_names_on_the_map_do_not_cover_each_other():
+    places = {"a": (0, 0), "b": (5, 5), "c": (5, 5.01), "d": (5, 4), "long": (4.7, 5), "e": (-5, -5)}
+    points = [Point(token, "sign", *place) for token, place in places.items()]
+    assert {point.token for point in embeddings_page_module._with_room(points)} == {"a", "c", "d", "e"}
 
 
 @pytest.mark.parametrize(("kind", "word"), [("ngram", "cat"), ("lstm", "horse"), ("lstm", "cat dog")])

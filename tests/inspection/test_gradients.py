@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from elman.inspection.gradients import (
     state_map,
     study,
 )
-from elman.inspection.gradients_page import gradients_page
+from elman.inspection.gradients_page import along_training, gradients_page
 from elman.inspection.watching import in_float64, places
 from elman.judge import find_subject
 from elman.models.contract import LanguageModel
@@ -184,12 +185,33 @@ def test_several_models_are_held_against_each_other_on_one_text(run, tmp_path):
     assert report.studies[0].gradient == report.studies[1].gradient
     assert Path(report.corpus).name == "other.txt"
     assert report.clipping is None
+    assert report.stages == ()  # a model file has no past
     with pytest.raises(TextError, match="400 in a row and one more"):
         inspect_gradients([run], other)
     with pytest.raises(UserError, match="without its corpus"):
         inspect_gradients([model])
     with pytest.raises(UserError, match="accepted: 2 lags and more"):
         inspect_gradients([run], max_lag=1)
+
+
+def test_several_runs_are_followed_along_what_all_have_kept(run, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (gone,) = (other / "checkpoints").glob("update-00000004-*")
+    shutil.rmtree(gone)
+    report = inspect_gradients([run, other], max_lag=20, num_places=2)
+    alone = {study.name: study.by_lag for study in inspect_gradients([run], max_lag=20, num_places=2).studies}
+    assert [stage.name for stage in report.stages] == ["at initialisation", "update 2", "update 6"]
+    for stage in report.stages:
+        assert stage.by_lag == {str(run): alone[stage.name], str(other): alone[stage.name]}
+    assert [one.name for one in report.studies] == [str(run), str(other)]
+    picture = along_training(report)
+    assert [panel.get_title() for panel in picture.axes] == [stage.name for stage in report.stages]
+    assert len({panel.get_ylim() for panel in picture.axes}) == 1
+    assert "Along the training" in gradients_page(report).html()
+    monkeypatch.setattr("elman.inspection.gradients._MAX_STAGES", 2)
+    few = inspect_gradients([run, other], max_lag=20, num_places=2)
+    assert [stage.name for stage in few.stages] == ["at initialisation", "update 6"]
 
 
 def test_new_networks_of_several_kinds_and_their_page(tmp_path):

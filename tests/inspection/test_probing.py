@@ -8,8 +8,8 @@ import torch
 
 from elman.errors import ModelFileError, UserError
 from elman.inspection import probing
-from elman.inspection.probing import KINDS, TASKS, AtLength, accuracy_at, probe, settings_of
-from elman.inspection.probing_page import probed_page
+from elman.inspection.probing import KINDS, TASKS, AtLength, Probed, Trial, accuracy_at, probe, settings_of
+from elman.inspection.probing_page import overview, probed_page
 from elman.models.file import Bundle
 from elman.models.kinds import build_model, kind_names, model_class, model_config
 from elman.text.tokenizers import CharTokenizer
@@ -89,6 +89,42 @@ def test_a_finished_trial_is_not_done_again(tmp_path, monkeypatch):
     assert "length 12" in html
     assert found.to_dict()["trials"][0]["by_length"][0]["length"] == 6
     assert isinstance(found.trials[0].by_length[0], AtLength)
+
+
+def trial(task: str, kind: str, *accuracies: float) -> Trial:
+    by_length = tuple(AtLength(length, 50, accuracy) for length, accuracy in zip((6, 12, 24), accuracies, strict=True))
+    return Trial(task, kind, 1000, 5, by_length)
+
+
+@pytest.fixture
+def probed() -> Probed:
+    trials = (
+        trial("parity", "lstm", 1.0, 0.9, 0.4),
+        trial("parity", "ngram", 0.5, 0.5, 0.95),
+        trial("anbn", "lstm", 1.0, 0.89, 1.0),
+        trial("anbn", "ngram", 0.9, 0.92, 1.0),
+    )
+    return Probed(5, 1000, {"parity": 12, "anbn": 12}, trials)
+
+
+def test_reach_ends_before_the_first_length_that_is_not_mastered(probed):
+    reach = {"lstm": {"parity": 12, "anbn": 6}, "ngram": {"parity": None, "anbn": 24}}
+    assert probed.reach() == probed.to_dict()["reach"] == reach
+
+
+def test_one_picture_holds_all_tasks(probed):
+    figure = overview(probed)
+    assert [panel.get_title() for panel in figure.axes] == ["parity", "anbn"]
+    assert [[text.get_text() for text in panel.texts] for panel in figure.axes] == [
+        ["100", "90", "40", "50", "50", "95"],
+        ["100", "89", "100", "90", "92", "100"],
+    ]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["lstm", "ngram"]
+    (border,) = figure.axes[0].lines
+    assert border.get_xdata() == [1.5, 1.5]  # between what was learned, 6 and 12, and 24
+    html = probed_page(probed).html()
+    assert html.count("<figure") == 3
+    assert "parity (learned to 12)" in html
 
 
 @pytest.mark.parametrize(

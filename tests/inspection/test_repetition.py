@@ -94,6 +94,10 @@ def test_the_cause_is_found(learned, order, corpus, verdict):
     assert found.words.startswith(verdict)
     greedy, *_, fair = found.drawn
     assert (greedy.temperature, fair.temperature) == (0.0, 1.0)
+    assert found.copied.is_copied == (verdict == "data")
+    for one in found.drawn:
+        assert one.copied.text in corpus
+        assert len(one.copied.text) == one.copied.longest <= found.copied.longest
     if verdict == "decoding":
         assert greedy.repetition.repeated > 0.8
         assert fair.repetition.repeated < 0.1

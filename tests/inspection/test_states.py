@@ -11,6 +11,7 @@ import pytest
 from elman.errors import UserError
 from elman.inspection.states import participation_ratio, principal_axes, states_along
 from elman.inspection.states_page import states_page
+from elman.inspection.watching import watch
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,19 @@ def test_other_maps_where_their_library_is_installed(model, tokens, monkeypatch)
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(match="umap-learn"):
         states_along(model, tokens[:2000], method="umap")
+
+
+@pytest.mark.slow
+def test_the_map_of_t_sne_keeps_neighbours_together(model, tokens):
+    manifold = pytest.importorskip("sklearn.manifold", reason="scikit-learn, which draws this map, is not installed")
+    found = states_along(model, tokens[:1100], part="0.h", method="tsne", seed=3)
+    watched = list(watch(model.network, tokens[:1100], ["0.h"]))
+    states = np.concatenate([piece.values["0.h"].numpy() for piece in watched])
+    places = np.array([[moment.x, moment.y] for moment in found.moments])
+    states = states[[moment.position for moment in found.moments]]
+    mixed = np.random.default_rng(1).permutation(places)
+    assert manifold.trustworthiness(states, places, n_neighbors=10) > 0.95
+    assert manifold.trustworthiness(states, mixed, n_neighbors=10) < 0.7
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ for _name, _target, _help in (
     ("diagnose", "diagnose:diagnose", "Why does it loop? Repetition in a text, or in what a model writes."),
     ("translate", "translate:translate", "Write the targets of sources with a model that was trained on pairs."),
     ("inspect", "inspect:app", "Look into a model."),
+    ("shrink", "shrink:shrink", "Make a trained model smaller, and say what that costs."),
     ("export", "export:app", "Write a model in the format of other tools."),
     ("data", "data:app", "Corpora: list them, fetch them, look at a text before training."),
     ("plan", "plan:plan", "What a training takes on one device or on many: memory, time, communication."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from elman.cli.flags import AllFlags, OwnCell, Preset, Switch, given
+from elman.cli.flags import AllFlags, ConfigFile, Json, OwnCell, Preset, given
 from elman.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def compare(
     rate_updates: int = 300,
     out: Path | None = None,
     preset: Preset = None,
-    config: Path | None = None,
-    json: Switch = False,
+    config: ConfigFile = None,
+    json: Json = False,
     cell: OwnCell = None,
     flags: AllFlags | None = None,
 ) -> int:
@@ -50,8 +50,6 @@ def compare(
         rates: Factors for the learning rates to choose from on the validation part, alike for all, such as 0.3,1,3.
         rate_updates: Updates of each of these short trainings.
         out: The folder of runs and results; what it holds is used again. For runs that are there: where to write.
-        config: A TOML file of settings for all.
-        json: Print one JSON object on standard output.
     """
     if runs := [word for word in what if (Path(word) / "run.toml").is_file()]:
         options = {"--kinds": kinds, "--entry": entry, "--tokens": tokens, "--operations": operations,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cyclopts import App
 
-from elman.cli.flags import AllFlags, Preset, Switch, given
+from elman.cli.flags import AllFlags, ConfigFile, Corpus, Json, Preset, resolved
 
 app = App(name="config", help="Show settings, resolved or as a schema.")
 
@@ -22,24 +20,13 @@ def schema() -> None:
 
 @app.command
 def show(
-    *corpus: str,
-    preset: Preset = None,
-    config: Path | None = None,
-    json: Switch = False,
-    flags: AllFlags | None = None,
+    *corpus: Corpus, preset: Preset = None, config: ConfigFile = None, json: Json = False, flags: AllFlags | None = None
 ) -> None:
-    """Every setting, resolved, as TOML: what `elman train` with the same words would use.
-
-    Args:
-        corpus: As `elman train` takes it.
-        config: A TOML file of settings.
-        json: Print one JSON object instead.
-    """
+    """Every setting, resolved, as TOML: what `elman train` with the same words would use."""
     from elman.cli.output import print_json
-    from elman.settings import resolve, with_corpus
 
-    resolved = resolve(with_corpus(given(flags), corpus or None), preset=preset, file=config)
+    found = resolved(flags, preset, config, corpus)
     if json:
-        print_json(resolved.to_dict())
+        print_json(found.to_dict())
     else:
-        print(resolved.to_toml(), end="")
+        print(found.to_toml(), end="")

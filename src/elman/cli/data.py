@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from elman.cli.flags import AllFlags, Preset, Switch, given
+from elman.cli.flags import AllFlags, ConfigFile, Corpus, Json, Preset, Switch, resolved
 
 if TYPE_CHECKING:
     from elman.data.duplicates import Deduplicated
     from elman.data.inspect import CorpusReport
-    from elman.text.sources import Corpus
+    from elman.text.sources import Corpus as Sources
 
 app = App(name="data", help="Corpora: list them, fetch them, look at a text before training.")
 
 
 @app.command(name="list")
-def list_corpora(*, json: Switch = False) -> None:
-    """The corpora that have a name.
-
-    Args:
-        json: Print one JSON object on standard output.
-    """
+def list_corpora(*, json: Json = False) -> None:
+    """The corpora that have a name."""
     from elman.cli.output import print_json, print_table
     from elman.text.corpora import describe
 
@@ -42,14 +38,13 @@ def fetch(
     /,
     *,
     source: Annotated[Path | None, Parameter(name="--from", metavar="FILE")] = None,
-    json: Switch = False,
+    json: Json = False,
 ) -> None:
     """Download a corpus into the cache, checked by its digest; or take it from a file of yours.
 
     Args:
         name: A name from `elman data list`.
         source: The file to take instead of the network, or the folder that holds several.
-        json: Print one JSON object on standard output.
     """
     from elman.cli.output import print_json
     from elman.text import corpora
@@ -63,47 +58,43 @@ def fetch(
 
 @app.command
 def prepare(
-    *corpus: str,
+    *corpus: Corpus,
     out: Path,
     shard_tokens: int | None = None,
     dedup: Switch = False,
     threshold: float | None = None,
     preset: Preset = None,
-    config: Path | None = None,
-    json: Switch = False,
+    config: ConfigFile = None,
+    json: Json = False,
     flags: AllFlags | None = None,
 ) -> None:
     """Write a text as tokens into a folder, which is a corpus for `elman train` here and on other machines.
 
     Args:
-        corpus: As `elman train` takes it.
         out: The folder.
         shard_tokens: Begin a new file after so many tokens, rounded up to a multiple of 65536; none: a file a part.
         dedup: Leave documents out that repeat others, exactly or nearly; given held-out parts stay as they are.
         threshold: Share of their text from which on two documents are alike; none: 0.8.
-        config: A TOML file of settings.
-        json: Print one JSON object on standard output.
     """
     from elman.cli.output import print_json
     from elman.data.duplicates import DEFAULT_THRESHOLD, without_duplicates
     from elman.data.prepare import prepare_folder
     from elman.errors import UserError
-    from elman.settings import resolve, with_corpus
 
-    resolved = resolve(with_corpus(given(flags), corpus or None), preset=preset, file=config)
+    settings = resolved(flags, preset, config, corpus)
     if threshold is not None and not dedup:
         raise UserError("--threshold says when two documents are alike: give --dedup as well")
-    if dedup and resolved.data.pairs:
+    if dedup and settings.data.pairs:
         raise UserError("--dedup has no meaning with data.pairs: a source and its target cannot go one by one")
     found: list[Deduplicated] = []
 
-    def change(corpus: Corpus) -> Corpus:
+    def change(corpus: Sources) -> Sources:
         if dedup:
             found.append(without_duplicates(corpus, DEFAULT_THRESHOLD if threshold is None else threshold))
         return found[0].corpus if found else corpus
 
     dataset = prepare_folder(
-        out, resolved.data, resolved.text, resolved.tokenizer, shard_tokens=shard_tokens, change=change
+        out, settings.data, settings.text, settings.tokenizer, shard_tokens=shard_tokens, change=change
     )
     splits = {"train": dataset.train, "valid": dataset.valid, "test": dataset.test}
     tokens = {name: len(split.tokens) - 1 for name, split in splits.items() if split is not None}
@@ -120,27 +111,16 @@ def prepare(
 
 @app.command
 def inspect(
-    *corpus: str,
-    preset: Preset = None,
-    config: Path | None = None,
-    json: Switch = False,
-    flags: AllFlags | None = None,
+    *corpus: Corpus, preset: Preset = None, config: ConfigFile = None, json: Json = False, flags: AllFlags | None = None
 ) -> None:
-    """Look at a text as training would read it: counts, vocabulary, first pairs, and what would go wrong.
-
-    Args:
-        corpus: As `elman train` takes it.
-        config: A TOML file of settings.
-        json: Print one JSON object on standard output.
-    """
+    """Look at a text as training would read it: counts, vocabulary, first pairs, and what would go wrong."""
     from elman.cli.output import print_json
     from elman.data.inspect import inspect_corpus
     from elman.data.prepare import prepare
-    from elman.settings import resolve, with_corpus
 
-    resolved = resolve(with_corpus(given(flags), corpus or None), preset=preset, file=config)
-    dataset = prepare(resolved.data, resolved.text, resolved.tokenizer)
-    report = inspect_corpus(dataset, resolved.data, resolved.training)
+    settings = resolved(flags, preset, config, corpus)
+    dataset = prepare(settings.data, settings.text, settings.tokenizer)
+    report = inspect_corpus(dataset, settings.data, settings.training)
     if json:
         print_json(report.to_dict())
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elman.cli.flags import OwnCell, Switch
+from elman.cli.flags import Json, OwnCell
 from elman.errors import TextError, UserError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def diagnose(
     num_tokens: int = 600,
     num_samples: int = 8,
     seed: int = 0,
-    json: Switch = False,
+    json: Json = False,
     cell: OwnCell = None,
 ) -> None:
     """Why does it loop? Measure how much a text, or what a model writes, repeats itself.
@@ -30,7 +30,6 @@ def diagnose(
         num_tokens: Length of the texts drawn.
         num_samples: Texts drawn at each temperature.
         seed: Of the texts.
-        json: Print one JSON object on standard output.
     """
     from elman.inspection import repetition
 
@@ -95,17 +94,23 @@ def _print_diagnosis(found: Diagnosis, *, json: bool) -> None:
     for drawn in found.drawn:
         name = f"temperature {drawn.temperature:g}" if drawn.temperature else "greedy"
         entropy = f"{drawn.entropy[0]:.2f} to {drawn.entropy[-1]:.2f}"
-        rows.append([*_row(name, drawn.repetition), entropy, _percent(drawn.corpus_words)])
+        rows.append([*_row(name, drawn.repetition), entropy, _percent(drawn.corpus_words), f"{drawn.copied.longest:,}"])
     print_table(
         f"texts of {found.corpus.tokens:,} tokens. repeated: in an n-gram of {found.n} that came before in the text; "
         "dist-n: distinct n-grams of all; entropy: of the prediction in nats, first quarter to last; corpus words: "
-        "words that stand in the training text",
-        [*_COLUMNS, "entropy", "corpus words"],
-        [*rows, [*_row("training text", found.corpus), "-", _percent(1.0)]],
+        "words that stand in the training text; copied: characters of the longest piece that stands there",
+        [*_COLUMNS, "entropy", "corpus words", "copied"],
+        [*rows, [*_row("training text", found.corpus), "-", _percent(1.0), "-"]],
     )
     print(f"{found.duplicates:.1%} of the training text stands in it more than once")
     worst = max(found.drawn, key=lambda drawn: drawn.repetition.repeated)
     if worst.repetition.begins is not None:
         how = "greedily" if not worst.temperature else f"at temperature {worst.temperature:g}"
         print(f"drawn {how}, {_loop_in_words(worst.repetition, 'token')}: {clean(repr(worst.example[-100:]))}")
+    copied = found.copied
+    verdict = "COPIED" if copied.is_copied else "no copy"
+    print(
+        f"{verdict}: the longest piece of them that stands in the training text has {copied.longest:,} characters: "
+        f"{clean(repr(copied.text))}"
+    )
     print(found.words)

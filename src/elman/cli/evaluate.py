@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from elman.cli.flags import OwnCell, Switch
+from elman.cli.flags import Json, OwnCell, Switch
 
 if TYPE_CHECKING:
     from elman.evaluation import Evaluation
@@ -32,10 +32,10 @@ def evaluate(
     tokens: Path | None = None,
     html: Path | None = None,
     num_beams: int | None = None,
-    json: Switch = False,
+    json: Json = False,
     cell: OwnCell = None,
 ) -> None:
-    """Judge a model.
+    """Judge a model; with torchrun, documents, windows or examples are shared by its processes.
 
     Args:
         run: A run folder, a model.safetensors, or a folder of a causal language model of Hugging Face's transformers.
@@ -51,27 +51,31 @@ def evaluate(
         tokens: Write what each token cost to this file, an object of JSON a line.
         html: Write figures and the text, coloured by what each token cost, to this page.
         num_beams: How a model of pairs writes targets; none or 1: greedily, more: by beam search.
-        json: Print one JSON object on standard output.
     """
     from elman import judge
     from elman.cli.output import print_json
     from elman.surprisal import surprisal_page
+    from elman.training.distributed import join
 
-    judgement = judge.evaluate(
-        run,
-        text or None,
-        split=split,
-        state_policy=state,
-        window=window,
-        stride=stride,
-        with_accuracy=accuracy,
-        with_baselines=baselines,
-        with_surprisal=tokens is not None or html is not None,
-        dynamic=dynamic,
-        cache=cache,
-        num_beams=num_beams,
-        cell=cell,
-    )
+    with join() as ranks:
+        judgement = judge.evaluate(
+            run,
+            text or None,
+            split=split,
+            state_policy=state,
+            window=window,
+            stride=stride,
+            with_accuracy=accuracy,
+            with_baselines=baselines,
+            with_surprisal=tokens is not None or html is not None,
+            dynamic=dynamic,
+            cache=cache,
+            num_beams=num_beams,
+            cell=cell,
+            team=ranks,
+        )
+    if ranks.rank > 0:  # the first speaks for all
+        return
     if judgement.surprisal is not None:
         if tokens is not None:
             judgement.surprisal.write_jsonl(tokens)

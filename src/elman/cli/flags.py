@@ -6,16 +6,18 @@ Values are handed on as they are typed; ``elman.settings.resolve`` checks them, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from cyclopts import Group, Parameter
 from pydantic.fields import FieldInfo
 
-from elman.config import BUDGETS, SamplingConfig, Section
+from elman.config import BUDGETS, SamplingConfig, Section, TrainingConfig
 from elman.models.kinds import kind_names, model_config_class
-from elman.settings import Config, preset_names
+from elman.settings import Config, preset_names, resolve, with_corpus
 
 _PLACEHOLDERS = {int: "N", float: "X", str: "TEXT"}
 
@@ -35,6 +37,11 @@ def given(flags: object) -> dict[str, Any]:
         else:
             settings[section] = value
     return settings
+
+
+def resolved(flags: object, preset: str | None, config: Path | None, corpus: Sequence[str] = ()) -> Config:
+    """All settings, from what was given on the command line."""
+    return resolve(with_corpus(given(flags), corpus or None), preset=preset, file=config)
 
 
 def _flags_of(sections: Mapping[str, Mapping[str, tuple[FieldInfo, str]]], *, bare: bool = False) -> Any:
@@ -98,7 +105,7 @@ def _sections() -> dict[str, dict[str, tuple[FieldInfo, str]]]:
         if name == "model":
             sections[name] = dict(_model_settings())
         elif section is not None:
-            sections[name] = {key: (setting, _help(section, key)) for key, setting in section.model_fields.items()}
+            sections[name] = _settings(section, section.model_fields)
         elif name not in ("preset", "from_model"):  # options of their own
             sections[""][name] = (field, field.description or "")
     return sections
@@ -108,6 +115,10 @@ def _section(name: str) -> type[Section] | None:
     field = Config.model_fields.get(name)
     kind = _plain(field.annotation) if field else None
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _settings(section: type[Section], names: Iterable[str]) -> dict[str, tuple[FieldInfo, str]]:
+    return {name: (section.model_fields[name], _help(section, name)) for name in names}
 
 
 def _summary(section: str) -> str:
@@ -158,6 +169,9 @@ Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
 OwnCell = Annotated[
     str | None, Parameter(metavar="CELL", help="Your own cell, ./file.py:Class, where the model was trained with one.")
 ]
+Corpus = Annotated[str, Parameter(help="As `elman train` takes it.")]
+ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings, such as the run.toml of a run.")]
+Json = Annotated[Switch, Parameter(help="Print one JSON object on standard output.")]
 Preset = Annotated[
     str | None,
     Parameter(choices=preset_names(), help="A named set of settings; --config and single settings override it."),
@@ -168,7 +182,14 @@ if TYPE_CHECKING:
     BudgetFlags: TypeAlias = object
     SamplingFlags: TypeAlias = object
 else:
-    _SECTIONS = _sections()
-    AllFlags = _flags_of(_SECTIONS)
-    BudgetFlags = _flags_of({"training": {name: _SECTIONS["training"][name] for name in BUDGETS}})
-    SamplingFlags = _flags_of({"sampling": {name: _SECTIONS["sampling"][name] for name in OF_ONE_TEXT}}, bare=True)
+    _FLAGS = {
+        "AllFlags": cache(lambda: _flags_of(_sections())),
+        "BudgetFlags": cache(lambda: _flags_of({"training": _settings(TrainingConfig, BUDGETS)})),
+        "SamplingFlags": cache(lambda: _flags_of({"sampling": _settings(SamplingConfig, OF_ONE_TEXT)}, bare=True)),
+    }
+
+    def __getattr__(name: str) -> Any:
+        """The flags of a command, made when it asks for them: those of every kind of model take a while."""
+        if name not in _FLAGS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _FLAGS[name]()

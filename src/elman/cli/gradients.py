@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from elman.cli.flags import OwnCell, Switch
+from elman.cli.flags import Json, OwnCell
+from elman.cli.inspect import Html, Part, Run, Text, hand_out, names_model, where
 from elman.errors import UserError
 
 if TYPE_CHECKING:
     from elman.inspection.gradients import GradientReport
     from elman.inspection.mitigations import Mitigations
     from elman.inspection.saliency import Saliency
-    from elman.page import Page
 
 _LAGS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
+_STAGE_LAG = 20
+"""Tokens back at which networks are compared along their training."""
 _NUM_SHOWN = 5
 
 
@@ -24,30 +27,26 @@ def gradients(
     *runs_and_text: str,
     kinds: str | None = None,
     hidden_size: int | None = None,
-    split: Literal["test", "valid", "train"] | None = None,
+    split: Part = None,
     lags: int = 400,
     places: int = 16,
-    json: Switch = False,
-    html: Path | None = None,
+    json: Json = False,
+    html: Html = None,
     cell: OwnCell = None,
 ) -> None:
     """How far back gradients reach, on which way, and what would help where they do not.
 
-    A run alone is followed from its initial weights over its checkpoints to the model; several are held against each
-    other, on one text.
+    A run alone is followed from its initial weights over its checkpoints to the model. Several are held against each
+    other on one text, as they are and as they were at the checkpoints that all have kept.
 
     Args:
         runs_and_text: Run folders or files model.safetensors; then files, folders, globs or the name of a corpus, none
             for the run's own.
         kinds: In place of runs, new networks of these kinds, as in elman,lstm,gru.
         hidden_size: Of the new networks; none: 64.
-        split: The part of the corpus; none: the test part, else the validation part.
         lags: How many tokens to go back.
         places: How many places of the text to start from.
-        json: Print one JSON object on standard output.
-        html: Write a page to look at.
     """
-    from elman.cli.output import print_json
     from elman.inspection import gradients as inspection
     from elman.inspection.gradients_page import gradients_page
 
@@ -68,38 +67,47 @@ def gradients(
         report = inspection.inspect_gradients(
             runs, text or None, split=split, max_lag=lags, num_places=places, cell=cell
         )
-    if json:
-        print_json(report.to_dict())
-    else:
-        _print_gradients(report)
-    _write(html, gradients_page(report) if html else None, json=json)
+    hand_out(report, _print_gradients, gradients_page, json=json, html=html)
 
 
 def _runs_and_text(words: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """The words before the first that is no run, and the others."""
     if not words:
         raise UserError("give a run folder or a model.safetensors, or --kinds elman,lstm for new networks")
-    count = 1  # the first is a run, or is said to be none
-    while count < len(words) and _is_run(Path(words[count])):
-        count += 1
+    count = 1 + len(list(takewhile(names_model, words[1:])))  # the first is a run, or is said to be none
     return list(words[:count]), list(words[count:])
-
-
-def _is_run(path: Path) -> bool:
-    return path.suffix == ".safetensors" or (path / "run.toml").is_file() or (path / "model.safetensors").is_file()
 
 
 def _print_gradients(report: GradientReport) -> None:
     from elman.cli.output import clean, figure, print_table
     from elman.inspection.gradients import finite
 
-    part = report.corpus if report.split == "text" else f"the {report.split} part of {report.corpus}"
     lags = [lag for lag in _LAGS if lag <= report.max_lag]
     print_table(
-        clean(f"gradient of the loss by the state so many tokens back, one token back = 1; {part}"),
+        clean(f"gradient of the loss by the state so many tokens back, one token back = 1; {where(report)}"),
         ["tokens back", *(study.name for study in report.studies)],
         [[f"{lag}", *(f"{study.by_lag[lag]:.2g}" for study in report.studies)] for lag in lags],
     )
+    ways = [
+        (study.name, study.additive, study.gradient.median) for study in report.studies if study.additive is not None
+    ]
+    if ways:
+        print_table(
+            "length of the part of it that came by the additive way alone, all of it = 1",
+            ["tokens back", *(name for name, _, _ in ways)],
+            [[f"{lag}", *(_ratio(additive[lag], whole[lag]) for _, additive, whole in ways)] for lag in lags],
+        )
+    if report.stages:
+        lag = min(_STAGE_LAG, report.max_lag)
+        print_table(
+            f"what of the gradient is left {lag} tokens back, along the training",
+            ["", *(stage.name for stage in report.stages), "the model"],
+            [
+                [study.name, *(f"{stage.by_lag[study.name][lag]:.2g}" for stage in report.stages),
+                 f"{study.by_lag[lag]:.2g}"]
+                for study in report.studies
+            ],
+        )  # fmt: skip
     mapped = [(study, study.state_map) for study in report.studies if study.state_map is not None]
     if mapped:
         print_table(
@@ -123,35 +131,33 @@ def _print_gradients(report: GradientReport) -> None:
         )
 
 
+def _ratio(part: float, whole: float) -> str:
+    return f"{part / whole:.2g}" if whole else "-"
+
+
 def saliency(
-    run: str,
+    run: Run,
     /,
-    *text: str,
+    *text: Text,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
-    split: Literal["test", "valid", "train"] | None = None,
+    split: Part = None,
     length: int = 100,
     places: int = 8,
     threshold: float = 0.01,
     max_distance: int = 400,
-    json: Switch = False,
-    html: Path | None = None,
+    json: Json = False,
+    html: Html = None,
     cell: OwnCell = None,
 ) -> None:
     """Which earlier tokens predictions rest on, and how far back the model remembers.
 
     Args:
-        run: A run folder or a model.safetensors.
-        text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
         prompt: Look at the most probable continuation of this text alone.
-        split: The part of the corpus; none: the test part, else the validation part.
         length: Tokens of each context that are looked at one by one.
         places: Contexts, spread over the text.
         threshold: Nats below which a change of the prediction counts as none.
         max_distance: Tokens back to which the memory horizon is looked for.
-        json: Print one JSON object on standard output.
-        html: Write a page to look at.
     """
-    from elman.cli.output import print_json
     from elman.inspection.saliency import inspect_saliency
     from elman.inspection.saliency_page import saliency_page
 
@@ -166,11 +172,7 @@ def saliency(
         max_distance=max_distance,
         cell=cell,
     )
-    if json:
-        print_json(found.to_dict())
-    else:
-        _print_saliency(found)
-    _write(html, saliency_page(found) if html else None, json=json)
+    hand_out(found, _print_saliency, saliency_page, json=json, html=html)
 
 
 def _print_saliency(found: Saliency) -> None:
@@ -215,8 +217,8 @@ def mitigations(
     seconds: float | None = None,
     lag: int = 10,
     out: Path | None = None,
-    json: Switch = False,
-    html: Path | None = None,
+    json: Json = False,
+    html: Html = None,
 ) -> None:
     """Train small networks with clipping, bptt, first weights and gates switched one at a time, and compare.
 
@@ -227,12 +229,9 @@ def mitigations(
         seconds: Of each training at most.
         lag: Steps over which the copying task has to remember.
         out: Folder of the finished trainings, which are not done again; none: runs/mitigations.
-        json: Print one JSON object on standard output.
-        html: Write a page to look at.
     """
     import sys
 
-    from elman.cli.output import print_json
     from elman.inspection.mitigations import OUT, inspect_mitigations
     from elman.inspection.mitigations_page import mitigations_page
 
@@ -245,11 +244,7 @@ def mitigations(
         out=OUT if out is None else out,
         told=lambda line: print(line, file=sys.stderr),
     )
-    if json:
-        print_json(found.to_dict())
-    else:
-        _print_mitigations(found)
-    _write(html, mitigations_page(found) if html else None, json=json)
+    hand_out(found, _print_mitigations, mitigations_page, json=json, html=html)
 
 
 def _print_mitigations(found: Mitigations) -> None:
@@ -272,12 +267,3 @@ def _print_mitigations(found: Mitigations) -> None:
     print_table(f"{found.updates:,} updates of each on {found.corpus}", columns, rows)
     for sentence in found.words:
         print(sentence)
-
-
-def _write(path: Path | None, page: Page | None, *, json: bool) -> None:
-    """Write the page where one was asked for, and say where it is."""
-    if path is None or page is None:
-        return
-    page.write(path)
-    if not json:
-        print(f"page: {path}")

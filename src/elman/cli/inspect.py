@@ -1,12 +1,34 @@
-"""``elman inspect``."""
+"""``elman inspect``, and what its commands have in common: arguments, and the three ways to hand out a result."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
-from elman.cli.flags import OwnCell, Switch
+from elman.cli.flags import Json, OwnCell
+
+if TYPE_CHECKING:
+    from elman.page import Page
+
+Run = Annotated[str, Parameter(help="A run folder or a model.safetensors.")]
+Text = Annotated[
+    str,
+    Parameter(
+        help="Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus."
+    ),
+]
+Part = Annotated[
+    Literal["test", "valid", "train"] | None,
+    Parameter(help="The part of the corpus; none: the test part, else the validation part."),
+]
+MaxTokens = Annotated[int, Parameter(help="Read so many tokens of the text.")]
+Names = Annotated[tuple[str, ...], Parameter(negative=())]
+Html = Annotated[
+    Path | None, Parameter(metavar="FILE", help="Write a page to look at, one file that needs no network.")
+]
 
 app = App(name="inspect", help="Look into a model.")
 for _name, _help in (
@@ -20,20 +42,73 @@ for _name, _help in (
     ("state", "The states along a text: their map, their dimension, and which moments are alike."),
     ("embeddings", "Neighbours of tokens in the embedding, and a map."),
     ("probe", "What families of models can remember: tasks of known answer, learned short and asked long."),
-    ("closing", "Does it close the quotes and brackets of a real text, and from how far?"),
+    ("closing", "Do models close the quotes and brackets of a real text, and from how far?"),
     ("errors", "Which errors would go with what help; or where another model differs, token by token."),
 ):
     app.command(f"elman.cli.looking:{_name}", name=_name, help=_help)
 
 
-@app.command(name="model")
-def model(run: str, /, *, json: Switch = False, cell: OwnCell = None) -> None:
-    """Layers with their shapes, parameters, state and operations.
+class Found(Protocol):
+    """What a look has found."""
 
-    Args:
-        run: A run folder or a model.safetensors.
-        json: Print one JSON object on standard output.
+    def to_dict(self) -> dict[str, Any]:
+        """All of it by name, ready for JSON."""
+
+
+class OfText(Protocol):
+    """What was found in a text."""
+
+    @property
+    def corpus(self) -> str:
+        """Its name."""
+
+    @property
+    def split(self) -> str:
+        """Which part of it was read; ``text`` for all of it."""
+
+
+_Found = TypeVar("_Found", bound=Found)
+
+
+def hand_out(
+    found: _Found,
+    print_tables: Callable[[_Found], None],
+    page: Callable[[_Found], Page],
+    *,
+    json: bool,
+    html: Path | None,
+) -> None:
+    """Give what was found to a person, a program and a browser: tables or JSON, and a page where one is asked for.
+
+    What was found is printed first: it is not lost where the page cannot be written.
     """
+    from elman.cli.output import print_json
+
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_tables(found)
+    if html is not None:
+        page(found).write(html)
+        if not json:
+            print(f"page: {html}")
+
+
+def where(found: OfText) -> str:
+    """Which text it was, as part of a sentence."""
+    return found.corpus if found.split == "text" else f"the {found.split} part of {found.corpus}"
+
+
+def names_model(word: str) -> bool:
+    """Whether it is the name of a run or of a model's file, and of no text."""
+    path = Path(word)
+    is_run = any((path / name).is_file() for name in ("run.toml", "model.safetensors"))
+    return is_run or path.suffix in (".safetensors", ".arpa")
+
+
+@app.command(name="model")
+def model(run: Run, /, *, json: Json = False, cell: OwnCell = None) -> None:
+    """Layers with their shapes, parameters, state and operations."""
     from elman.cli.output import print_json, print_table, size
     from elman.inspection.architecture import describe
     from elman.models.file import load_model
@@ -64,16 +139,13 @@ def model(run: str, /, *, json: Switch = False, cell: OwnCell = None) -> None:
 
 @app.command(name="ngram")
 def ngram(
-    run: str, /, *text: str, split: Literal["test", "valid", "train"] | None = None, json: Switch = False
+    run: Annotated[str, Parameter(help="A run folder, a model.safetensors or an .arpa file.")],
+    /,
+    *text: Text,
+    split: Part = None,
+    json: Json = False,
 ) -> None:
-    """How much of a text an n-gram model has seen, order by order.
-
-    Args:
-        run: A run folder, a model.safetensors or an .arpa file.
-        text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
-        split: The part of the corpus; none: the test part, else the validation part.
-        json: Print one JSON object on standard output.
-    """
+    """How much of a text an n-gram model has seen, order by order."""
     from elman.cli.output import clean, print_json, print_table
     from elman.inspection.ngram import inspect_ngram
 
@@ -81,9 +153,8 @@ def ngram(
     if json:
         print_json(sparsity.to_dict())
         return
-    part = sparsity.corpus if sparsity.split == "text" else f"the {sparsity.split} part of {sparsity.corpus}"
     print_table(
-        clean(f"{part}: {sparsity.tokens:,} tokens"),
+        clean(f"{where(sparsity)}: {sparsity.tokens:,} tokens"),
         ["order", "n-grams counted", "never seen", "context never seen", "tokens backed off"],
         [
             (f"{o.order}", f"{o.counted:,}", f"{o.unseen:.2%}", f"{o.context_unseen:.2%}", f"{o.backoff_depth:.3f}")

@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from itertools import takewhile
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from elman.cli.flags import OwnCell, Switch
+from elman.cli.flags import Json, OwnCell
+from elman.cli.inspect import Html, MaxTokens, Names, Part, Run, Text, hand_out, names_model, where
 from elman.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from elman.page import Page
-
-Part = Literal["test", "valid", "train"]
-Html = Annotated[str | None, Parameter(metavar="FILE", help="Write a page to look at, one file that needs no network.")]
+    from elman.inspection.closing import Closings
+    from elman.inspection.embeddings import Embeddings
+    from elman.inspection.errors import Compared, Failures
+    from elman.inspection.probing import Probed, Trial
+    from elman.inspection.states import States
+    from elman.inspection.units import Units
 
 
 def units(
-    run: str,
+    run: Run,
     /,
-    *text: str,
-    split: Part | None = None,
-    label: Annotated[tuple[str, ...], Parameter(negative=(), allow_leading_hyphen=True)] = (),
+    *text: Text,
+    split: Part = None,
+    label: Annotated[Names, Parameter(allow_leading_hyphen=True)] = (),
     label_file: str | None = None,
-    unit: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    max_tokens: int = 20_000,
+    unit: Names = (),
+    max_tokens: MaxTokens = 20_000,
     seed: int = 0,
-    json: Switch = False,
+    json: Json = False,
     html: Html = None,
     cell: OwnCell = None,
 ) -> None:
     """Which units follow quotes, brackets, lines, words ... and does the model use them?
 
     Args:
-        run: A run folder or a model.safetensors.
-        text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
-        split: The part of the corpus; none: the test part, else the validation part.
         label: What to look for: quotes, line-position, ..., or NAME=REGEX. Repeat it; none: all that have a name.
         label_file: A file with a number for each token: one more label.
         unit: A unit to show in any case, PART:NUMBER such as 0.c:37. Repeat it for several.
-        max_tokens: Read so many tokens of the text.
         seed: Of the random units and the resamples.
-        json: Print one JSON object on standard output.
     """
-    from elman.cli.output import clean, figure, print_table
     from elman.inspection.units import inspect_units
     from elman.inspection.units_page import units_page
 
@@ -61,11 +56,15 @@ def units(
         seed=seed,
         cell=cell,
     )
-    if _handed_out(found, lambda: units_page(found), json, html):
-        return
+    hand_out(found, _print_units, units_page, json=json, html=html)
+
+
+def _print_units(found: Units) -> None:
+    from elman.cli.output import clean, figure, print_table
+
     holding = sum(claim.holds for claim in found.claims)
     print_table(
-        clean(f"{_where(found.split, found.corpus)}: {found.tokens:,} tokens; {holding} of {len(found.claims)} hold"),
+        clean(f"{where(found)}: {found.tokens:,} tokens; {holding} of {len(found.claims)} hold"),
         ["follows", "unit", "score", "untrained", "effect", "random units", "holds"],
         [
             (
@@ -75,7 +74,7 @@ def units(
                 figure(claim.untrained_score, 3),
                 figure(claim.effect),
                 "-" if claim.random_interval is None else f"up to {figure(claim.random_interval[1])}",
-                "yes" if claim.holds else _why_not(claim.beats_untrained, claim.passes_intervention),
+                _verdict(claim.beats_untrained, claim.passes_intervention),
             )
             for claim in found.claims
         ],
@@ -85,40 +84,34 @@ def units(
         print(f"hardly in the text: {', '.join(found.absent)}")
 
 
-def _why_not(beats_untrained: bool, passes_intervention: bool) -> str:
+def _verdict(beats_untrained: bool, passes_intervention: bool) -> str:
     if not beats_untrained:
         return "no: as in an untrained model"
     return "yes" if passes_intervention else "no: random units do as much"
 
 
 def state(
-    run: str,
+    run: Run,
     /,
-    *text: str,
-    split: Part | None = None,
+    *text: Text,
+    split: Part = None,
     part: str | None = None,
     span: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     method: Literal["pca", "tsne", "umap"] = "pca",
-    max_tokens: int = 10_000,
+    max_tokens: MaxTokens = 10_000,
     seed: int = 0,
-    json: Switch = False,
+    json: Json = False,
     html: Html = None,
     cell: OwnCell = None,
 ) -> None:
     """The states along a text: their map, their dimension, and which moments and spans are alike.
 
     Args:
-        run: A run folder or a model.safetensors.
-        text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
-        split: The part of the corpus; none: the test part, else the validation part.
         part: Of the state, such as 0.c; none: all of them together.
         span: Some words of the text; others with the same units on are looked for.
         method: Of the map.
-        max_tokens: Read so many tokens of the text.
         seed: Of t-SNE and UMAP.
-        json: Print one JSON object on standard output.
     """
-    from elman.cli.output import clean, figure, print_table
     from elman.inspection.states import inspect_states
     from elman.inspection.states_page import states_page
 
@@ -133,10 +126,14 @@ def state(
         seed=seed,
         cell=cell,
     )
-    if _handed_out(found, lambda: states_page(found), json, html):
-        return
+    hand_out(found, _print_states, states_page, json=json, html=html)
+
+
+def _print_states(found: States) -> None:
+    from elman.cli.output import clean, figure, print_table
+
     print_table(
-        clean(f"{_where(found.split, found.corpus)}: {found.tokens:,} tokens"),
+        clean(f"{where(found)}: {found.tokens:,} tokens"),
         ["part", "units", "effective dimension", "variance along the first axis"],
         [(one.part, f"{one.units:,}", figure(one.effective, 1), f"{one.explained[0]:.1%}") for one in found.dimensions],
     )
@@ -147,28 +144,23 @@ def state(
         print_table(title, ["place", "alike"], rows)
 
 
-def embeddings(
-    run: str,
-    /,
-    *word: str,
-    json: Switch = False,
-    html: Html = None,
-    cell: OwnCell = None,
-) -> None:
+def embeddings(run: Run, /, *word: str, json: Json = False, html: Html = None, cell: OwnCell = None) -> None:
     """Neighbours of tokens in the embedding, and a map.
 
     Args:
-        run: A run folder or a model.safetensors.
         word: Tokens whose neighbours to show; none: the first of the vocabulary.
-        json: Print one JSON object on standard output.
     """
-    from elman.cli.output import print_table
     from elman.inspection.embeddings import inspect_embeddings
-    from elman.inspection.embeddings_page import embeddings_page, shown_token
+    from elman.inspection.embeddings_page import embeddings_page
 
     found = inspect_embeddings(run, word, cell=cell)
-    if _handed_out(found, lambda: embeddings_page(found), json, html):
-        return
+    hand_out(found, _print_embeddings, embeddings_page, json=json, html=html)
+
+
+def _print_embeddings(found: Embeddings) -> None:
+    from elman.cli.output import print_table
+    from elman.inspection.embeddings_page import shown_token
+
     print_table(
         f"{found.vocabulary:,} tokens of level {found.level}, embedding of {found.embedding_size}",
         ["token", "nearest"],
@@ -184,12 +176,12 @@ def probe(
     out: str,
     /,
     *,
-    task: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    kind: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    task: Names = (),
+    kind: Names = (),
     updates: int = 1000,
     parameters: int = 30_000,
     seed: int = 0,
-    json: Switch = False,
+    json: Json = False,
     html: Html = None,
 ) -> None:
     """What families of models can remember: tasks of known answer, learned short and asked long.
@@ -201,23 +193,27 @@ def probe(
         updates: Of each training.
         parameters: Of each model, about.
         seed: Of texts and models.
-        json: Print one JSON object on standard output.
     """
     import sys
 
-    from elman.cli.output import print_table
-    from elman.inspection.probing import Trial, probe
+    from elman.inspection.probing import probe as probe_families
     from elman.inspection.probing_page import probed_page
 
-    def told(trial: Trial) -> None:
+    def tell(trial: Trial) -> None:
         figures = ", ".join(f"{one.length}: {one.accuracy:.0%}" for one in trial.by_length)
         print(f"{trial.task} {trial.kind}: {figures}", file=sys.stderr)
 
-    found = probe(out, tasks=task, kinds=kind, updates=updates, parameters=parameters, seed=seed, on_trial=told)
-    if _handed_out(found, lambda: probed_page(found), json, html):
-        return
+    found = probe_families(
+        out, tasks=task, kinds=kind, updates=updates, parameters=parameters, seed=seed, on_trial=tell
+    )
+    hand_out(found, _print_probed, probed_page, json=json, html=html)
+
+
+def _print_probed(found: Probed) -> None:
+    from elman.cli.output import print_table
+
     for name, longest in found.learned.items():
-        own = [trial for trial in found.trials if trial.task == name]
+        own = found.of(name)
         print_table(
             f"{name}, learned up to length {longest}: answers right at length",
             ["family", "parameters", *(f"{one.length}" for one in own[0].by_length)],
@@ -226,90 +222,127 @@ def probe(
                 for trial in own
             ],
         )
-
-
-def closing(
-    run: str,
-    /,
-    *text: str,
-    split: Part | None = None,
-    max_tokens: int = 200_000,
-    json: Switch = False,
-    html: Html = None,
-    cell: OwnCell = None,
-) -> None:
-    """Does it close the quotes and brackets of a real text, and from how far?
-
-    Args:
-        run: A run folder or a model.safetensors, of any kind.
-        text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
-        split: The part of the corpus; none: the test part, else the validation part.
-        max_tokens: Read so many tokens of the text.
-        json: Print one JSON object on standard output.
-    """
-    from elman.cli.output import clean, figure, print_table
-    from elman.inspection.closing import inspect_closings
-    from elman.inspection.closing_page import closings_page
-
-    found = inspect_closings(run, text or None, split=split, max_tokens=max_tokens, cell=cell)
-    if _handed_out(found, lambda: closings_page(found), json, html):
-        return
-    for group in found.groups:
-        where = _where(found.split, found.corpus)
+    if len(found.learned) > 1:
         print_table(
-            clean(f"{group.name} of {where}, the most common closing sign {group.majority:.1%}; right one"),
-            ["tokens since the opening", "cases", "of the closing signs", "of all tokens", "its probability"],
+            "the greatest length up to which nine of ten answers are right",
+            ["family", *(f"{name} ({longest})" for name, longest in found.learned.items())],
             [
-                (
-                    f"{one.nearest:,} to {one.farthest:,}",
-                    f"{one.cases:,}",
-                    f"{one.which:.1%}",
-                    f"{one.top:.1%}",
-                    figure(one.probability, 3),
-                )
-                for one in group.by_distance
+                (kind, *("-" if length is None else f"{length}" for length in lengths.values()))
+                for kind, lengths in found.reach().items()
             ],
         )
 
 
-def errors(
-    run: str,
+def closing(
+    run: Annotated[Run, Parameter(help="A run folder or a model.safetensors, of any kind; more may follow.")],
     /,
-    *text: str,
-    split: Part | None = None,
+    *text: Text,
+    samples: int = 0,
+    seed: int = 0,
+    split: Part = None,
+    max_tokens: MaxTokens = 200_000,
+    json: Json = False,
+    html: Html = None,
+    cell: OwnCell = None,
+) -> None:
+    """Do models close the quotes and brackets of a real text, and from how far? Several stand side by side.
+
+    Args:
+        samples: Also let each model write on from so many places at each distance, and count what it closes.
+        seed: Of what they write.
+    """
+    from elman.inspection.closing import inspect_closings
+    from elman.inspection.closing_page import closings_page
+
+    others = tuple(takewhile(names_model, text))
+    found = inspect_closings(
+        (run, *others),
+        text[len(others) :] or None,
+        split=split,
+        max_tokens=max_tokens,
+        num_samples=samples,
+        seed=seed,
+        cell=cell,
+    )
+    hand_out(found, _print_closings, closings_page, json=json, html=html)
+
+
+def _print_closings(found: Closings) -> None:
+    from elman.cli.output import clean, figure, print_table
+
+    for group in found.groups:
+        print_table(
+            clean(
+                f"{group.name} of {where(found)} by tokens since the opening; the most common closing sign "
+                f"{group.majority:.1%}; right one"
+            ),
+            ["opened before", "cases", "model", "of closing signs", "of all tokens", "its probability"],
+            [
+                (
+                    one.words,
+                    f"{one.cases:,}",
+                    clean(name),
+                    f"{judged.which:.1%}",
+                    f"{judged.top:.1%}",
+                    figure(judged.probability, 3),
+                )
+                for one in group.by_distance
+                for name, judged in one.models.items()
+            ],
+        )
+        if group.written_on:
+            print_table(
+                f"{group.name} that had been open for so many tokens, closed within {found.within} more",
+                ["open for", "cases", "the text itself", *map(clean, found.models)],
+                [
+                    (f"{one.distance}", f"{one.cases:,}", *map(_share, (one.text, *one.models.values())))
+                    for one in group.written_on
+                ],
+            )
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def errors(
+    run: Annotated[Run, Parameter(help="A run folder, of any kind of model.")],
+    /,
+    *text: Text,
+    split: Part = None,
     order: int | None = None,
     against: str | None = None,
-    max_tokens: int = 100_000,
-    json: Switch = False,
+    max_tokens: MaxTokens = 100_000,
+    json: Json = False,
     html: Html = None,
     cell: OwnCell = None,
 ) -> None:
     """Which errors an n-gram, a longer memory ... would remove; or where another model differs, token by token.
 
     Args:
-        run: A run folder, of any kind of model.
-        text: Files, folders, globs, '-' for standard input, or the name of a corpus; none: the run's own corpus.
-        split: The part of the corpus; none: the test part, else the validation part.
         order: Of the longest oracle n-gram; none: 6.
         against: Another run folder or model with the same tokens: compare the two instead.
-        max_tokens: Read so many tokens of the text.
-        json: Print one JSON object on standard output.
     """
-    if against is not None:
-        if order is not None or cell is not None:
-            raise UserError("--order and --cell have no meaning with --against, which compares two models")
-        _compare(run, against, text, split, max_tokens, json, html)
-        return
-    from elman.cli.output import clean, print_table
-    from elman.inspection.errors import inspect_errors
-    from elman.inspection.errors_page import failures_page
+    from elman.inspection.errors import compare_models, inspect_errors
+    from elman.inspection.errors_page import compared_page, failures_page
 
-    found = inspect_errors(run, text or None, split=split, order=order or 6, max_tokens=max_tokens, cell=cell)
-    if _handed_out(found, lambda: failures_page(found), json, html):
+    if against is None:
+        order = 6 if order is None else order
+        found = inspect_errors(run, text or None, split=split, order=order, max_tokens=max_tokens, cell=cell)
+        hand_out(found, _print_failures, failures_page, json=json, html=html)
         return
+    if order is not None or cell is not None:
+        raise UserError("--order and --cell have no meaning with --against, which compares two models")
+    compared = compare_models(run, against, text or None, split=split, max_tokens=max_tokens)
+    hand_out(compared, _print_compared, compared_page, json=json, html=html)
+
+
+def _print_failures(found: Failures) -> None:
+    from elman.cli.output import clean, print_table
+
     share = found.errors / found.tokens
     print_table(
-        clean(f"{_where(found.split, found.corpus)}: {found.errors:,} errors in {found.tokens:,} tokens ({share:.1%})"),
+        clean(f"{where(found)}: {found.errors:,} errors in {found.tokens:,} tokens ({share:.1%})"),
         ["", "an error goes if", "errors", "share", "alone"],
         [
             (cause.name, cause.words, f"{cause.errors:,}", f"{cause.share:.1%}", f"{cause.alone:,}")
@@ -319,20 +352,13 @@ def errors(
     )
 
 
-def _compare(
-    run: str, against: str, text: tuple[str, ...], split: Part | None, max_tokens: int, json: bool, html: str | None
-) -> None:
+def _print_compared(found: Compared) -> None:
     from elman.cli.output import clean, figure, print_table
-    from elman.inspection.errors import compare_models
-    from elman.inspection.errors_page import compared_page
 
-    found = compare_models(run, against, text or None, split=split, max_tokens=max_tokens)
-    if _handed_out(found, lambda: compared_page(found), json, html):
-        return
     low, high = found.difference_interval
     rows = [(one.name, f"{one.tokens:,}", figure(one.first_nats), figure(one.second_nats)) for one in found.kinds]
     rows.append(("all", f"{found.tokens:,}", figure(found.first_nats), figure(found.second_nats)))
-    title = f"{_where(found.split, found.corpus)}, nats per token; the first less the second: {low:.4f} to {high:.4f}"
+    title = f"{where(found)}, nats per token; the first less the second: {low:.4f} to {high:.4f}"
     print_table(clean(title), ["tokens", "number", found.first, found.second], rows, footer=True)
     for name, places in ((found.first, found.first_ahead), (found.second, found.second_ahead)):
         print_table(
@@ -347,27 +373,6 @@ def _compare(
                 for p in places
             ],
         )
-
-
-class _Found(Protocol):
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-def _handed_out(found: _Found, page: Callable[[], Page], json: bool, html: str | None) -> bool:
-    """Print JSON and write a page where they are asked for; whether one was, so that no table is."""
-    from elman.cli.output import print_json
-
-    if html is not None:
-        page().write(Path(html))
-        if not json:
-            print(f"written: {html}")
-    if json:
-        print_json(found.to_dict())
-    return json or html is not None
-
-
-def _where(split: str, corpus: str) -> str:
-    return corpus if split == "text" else f"the {split} part of {corpus}"
 
 
 def _one_line(text: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from elman.cli.flags import AllFlags, Preset, Switch, given
+from elman.cli.flags import AllFlags, ConfigFile, Json, Preset, given
 
 
 def lr_find(
@@ -15,9 +15,9 @@ def lr_find(
     to_rate: float = 10.0,
     num_updates: int = 150,
     preset: Preset = None,
-    config: Path | None = None,
+    config: ConfigFile = None,
     html: Path | None = None,
-    json: Switch = False,
+    json: Json = False,
     flags: AllFlags | None = None,
 ) -> int:
     """Find a learning rate: train for a moment while the rate rises, and look where the loss turns up.
@@ -27,9 +27,7 @@ def lr_find(
         from_rate: The rate of the first update.
         to_rate: The rate of the last.
         num_updates: Updates at most; the test ends when the loss has turned up.
-        config: A TOML file of settings.
         html: Also write the curve as an HTML page to this file.
-        json: Print one JSON object on standard output.
     """
     from elman.cli.output import print_json
     from elman.training.range_test import range_test

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from elman.cli.flags import AllFlags, Preset, Switch, given
+from elman.cli.flags import AllFlags, ConfigFile, Json, Preset, Switch, resolved
 
 
 def plan(
@@ -19,8 +17,8 @@ def plan(
     link_gigabytes: float = 1.0,
     link_microseconds: float = 100.0,
     preset: Preset = None,
-    config: Path | None = None,
-    json: Switch = False,
+    config: ConfigFile = None,
+    json: Json = False,
     flags: AllFlags | None = None,
 ) -> None:
     """What a training takes on one device or on many: memory, time, communication.
@@ -35,19 +33,15 @@ def plan(
         memory_gigabytes: Memory of a device (10^9 bytes).
         link_gigabytes: What a device sends to another in a second (10^9 bytes).
         link_microseconds: What a sum of a few numbers over two devices takes.
-        preset: A named set of settings; --config and single settings override it.
-        config: A TOML file of settings, such as the run.toml of a run.
-        json: Print one JSON object on standard output.
     """
     from elman.cli.output import print_json, print_table, size
-    from elman.settings import resolve
     from elman.training.scaling import Machine, forecast, measured_speeds, work_of
 
-    resolved = resolve(given(flags), preset=preset, file=config)
-    work = work_of(resolved.model, resolved.training, vocabulary)
+    settings = resolved(flags, preset, config)
+    work = work_of(settings.model, settings.training, vocabulary)
     speeds = (tera_operations * 1e12, step_microseconds / 1e6)
     if measure:
-        speeds = measured_speeds(resolved.model, resolved.training, vocabulary)
+        speeds = measured_speeds(settings.model, settings.training, vocabulary)
     machine = Machine(*speeds, memory_gigabytes * 1e9, link_gigabytes * 1e9, link_microseconds / 1e6)
     forecasts = [
         forecast(work, machine, number, is_divided=is_divided)

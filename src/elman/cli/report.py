@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elman.cli.flags import OwnCell, Switch
+from elman.cli.flags import Json, OwnCell, Switch
 
 
-def report(run: Path, /, *, judge: Switch = False, json: Switch = False, cell: OwnCell = None) -> None:
+def report(run: Path, /, *, judge: Switch = False, json: Json = False, cell: OwnCell = None) -> None:
     """Write the page report.html of a run: what it learned from, how it went, how good it is, what it writes.
 
     Args:
         run: The run folder.
         judge: Look at the test part, beside baselines, and draw at several temperatures; it stays in the run.
-        json: Print one JSON object on standard output.
     """
     from elman.cli.output import print_json
     from elman.comparison.judging import judge_run
@@ -30,12 +29,11 @@ def report(run: Path, /, *, judge: Switch = False, json: Switch = False, cell: O
         print(f"{page}")
 
 
-def runs(folder: Path = Path("runs"), /, *, json: Switch = False) -> None:
+def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
     """List the runs in a folder, the best estimate of each on its validation part.
 
     Args:
         folder: What holds them, at any depth.
-        json: Print one JSON object on standard output.
     """
     import sys
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from elman.cli.flags import Switch
+from elman.cli.flags import Json
 from elman.errors import UserError
 
 _List = Annotated[str | None, Parameter(show_default=False)]
@@ -26,7 +26,7 @@ def scorecard(
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     threads: int = 1,
     out: Path | None = None,
-    json: Switch = False,
+    json: Json = False,
 ) -> None:
     """Measure recurrence against attention: what a token costs in training and in generation, and what is carried.
 
@@ -41,7 +41,6 @@ def scorecard(
         device: Where to measure; auto takes a GPU where there is one.
         threads: Of PyTorch on the CPU.
         out: A folder for the page and the picture.
-        json: Print one JSON object on standard output.
     """
     from elman.cli.output import print_json, print_table
     from elman.comparison import scorecard as cards

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from elman.cli.flags import AllFlags, Preset, Switch, given
+from elman.cli.flags import AllFlags, ConfigFile, Json, Preset, given
 
 
 def tune(
@@ -18,8 +18,8 @@ def tune(
     search: Annotated[list[str] | None, Parameter(negative=())] = None,
     trials: int = 30,
     preset: Preset = None,
-    config: Path | None = None,
-    json: Switch = False,
+    config: ConfigFile = None,
+    json: Json = False,
     flags: AllFlags | None = None,
 ) -> int:
     """Search for the settings that do best on the validation part; they end in a run file.
@@ -29,8 +29,6 @@ def tune(
         out: The folder of the search; the same command goes on with it, and several may work on it at once.
         search: What to search, SETTING=LOW..HIGH or SETTING=A,B,C; none: rates, width and dropout. Repeat it.
         trials: In all, those that are in the folder counted.
-        config: A TOML file of settings to start from.
-        json: Print one JSON object on standard output.
     """
     from elman.cli.display import Display
     from elman.cli.output import print_json

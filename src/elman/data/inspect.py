@@ -170,7 +170,7 @@ class _Survey:
             self._temporary() as self._documents_file,
             self._temporary() as self._spans_file,
         ):
-            for text in texts_of(split, tokenizer):
+            for text in texts_of(split.tokens, tokenizer):
                 if text is None:
                     self._end_document()
                 else:

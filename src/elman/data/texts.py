@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from elman.data.prepare import Split
 from elman.text.tokenizers import Tokenizer
 
 _TOKENS_AT_ONCE = 1 << 18
 
 
-def texts_of(split: Split, tokenizer: Tokenizer) -> Iterator[str | None]:
-    """The decoded text of a split in pieces, and None at each border between documents."""
+def texts_of(tokens: NDArray[np.integer[Any]], tokenizer: Tokenizer) -> Iterator[str | None]:
+    """The decoded text of tokens, the boundary first, in pieces, and None at each border between documents."""
     decoder = tokenizer.decoder()
-    for start in range(1, len(split.tokens), _TOKENS_AT_ONCE):
-        ids = split.tokens[start : start + _TOKENS_AT_ONCE]
+    for start in range(1, len(tokens), _TOKENS_AT_ONCE):
+        ids = tokens[start : start + _TOKENS_AT_ONCE]
         for i, document in enumerate(np.split(ids, np.flatnonzero(ids == tokenizer.boundary_id))):
             if i > 0:
                 yield decoder.flush()

@@ -58,6 +58,8 @@ _LOW, _HIGH, _STEEP = 0.1, 0.9, 0.95
 _STUCK = 0.95
 """Share of the tokens at which a unit is saturated from which on it is stuck."""
 _NUM_POINTS = 200
+_MAX_STAGES = 6
+"""Times of their training at which several runs are held against each other."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,15 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Several runs at one time of their training."""
+
+    name: str
+    by_lag: Mapping[str, tuple[float, ...]]
+    """Of each run: the median gradient at each lag over that one step back."""
+
+
+@dataclass(frozen=True)
 class GradientReport:
     """Networks side by side, or one along its training: from its initial weights to the model."""
 
@@ -185,6 +196,8 @@ class GradientReport:
     studies: tuple[Study, ...]
     clipping: Clipping | None
     """Of a run that is looked at alone."""
+    stages: tuple[Stage, ...] = ()
+    """Of several run folders: with their initial weights, and at checkpoints that all of them have kept."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON: what is not finite is none."""
@@ -213,7 +226,8 @@ def inspect_gradients(
 
     Args:
         runs: run folders or model files. A run folder alone is followed along its training: at its initial weights, at
-            every checkpoint that was kept, and as the model of the run. Several are held against each other.
+            every checkpoint that was kept, and as the model of the run. Several are held against each other; run
+            folders also at the checkpoints that all have kept.
         text: files, a folder, a glob, ``-``, or the name of a corpus; none: the corpus of the first run.
         split: which part; none: the test part, else the validation part.
         max_lag: how many tokens to go back.
@@ -233,22 +247,31 @@ def inspect_gradients(
     for where, subject in zip(runs, subjects, strict=True):
         if subject.sha256 != subjects[0].sha256:
             raise UserError(f"{str(where)!r} is of another corpus than {str(runs[0])!r}: give a TEXT for all of them")
-    clipping = None
-    if len(runs) == 1 and (Path(runs[0]) / "run.toml").is_file():
-        run = Run.open(runs[0])
-        config, tokens = run.config(cell=cell), subjects[0].tokens.tokens
-        clipping = clipping_of(run, config)
-        stages = _stages(run, config, bundles[0].network)
+    texts = [subject.tokens.tokens for subject in subjects]
+    lives = []
+    if all((Path(where) / "run.toml").is_file() for where in runs):
+        folders = [Run.open(where) for where in runs]
+        lives = [
+            _Life(str(where), run, run.config(cell=cell), bundle.network, tokens)
+            for where, run, bundle, tokens in zip(runs, folders, bundles, texts, strict=True)
+        ]
+    clipping: Clipping | None = None
+    stages: tuple[Stage, ...] = ()
+    if len(lives) == 1:
+        (life,) = lives
+        clipping = clipping_of(life.run, life.config)
         studies = [
-            study(name, network, tokens, max_lag, num_places, whole=whole, config=config)
-            for name, network, whole in stages
+            study(name, network, life.tokens, max_lag, num_places, whole=whole, config=life.config)
+            for name, network, whole in life.stages()
         ]
     else:
         studies = [
-            study(str(where), bundle.network, subject.tokens.tokens, max_lag, num_places)
-            for where, bundle, subject in zip(runs, bundles, subjects, strict=True)
+            study(str(where), bundle.network, tokens, max_lag, num_places)
+            for where, bundle, tokens in zip(runs, bundles, texts, strict=True)
         ]
-    return GradientReport(subjects[0].corpus, subjects[0].split, num_places, max_lag, tuple(studies), clipping)
+        stages = _side_by_side(lives, max_lag, num_places)
+    first = subjects[0]
+    return GradientReport(first.corpus, first.split, num_places, max_lag, tuple(studies), clipping, stages)
 
 
 def inspect_kinds(
@@ -298,24 +321,50 @@ def _check_sizes(max_lag: int, num_places: int) -> None:
         raise UserError(f"{max_lag} lags at {num_places} places; accepted: 2 lags and more, 1 place and more")
 
 
-def _stages(run: Run, config: Config, model: LanguageModel) -> Iterator[tuple[str, LanguageModel, bool]]:
-    """The network of a run along its training, and whether all of it is to be looked at."""
-    dtype = getattr(torch, config.dtype)
+@dataclass(frozen=True)
+class _Life:
+    """A run that can be followed along its training."""
 
-    def network(seed: int | None) -> LanguageModel:
-        return build_model(config.model, model.vocab_size, seed=seed, dtype=dtype, boundary_id=model.boundary_id)
+    name: str
+    run: Run
+    config: Config
+    model: LanguageModel
+    tokens: Ids
 
-    yield "at initialisation", network(config.seed), True
-    seen = {0}
-    for checkpoint in intact_checkpoints(run.checkpoints):
-        if (update := checkpoint.trainer["update"]) not in seen:
-            seen.add(update)
-            stage = network(None)
-            with torch.no_grad():
-                for name, parameter in stage.named_parameters():
-                    parameter.copy_(checkpoint.tensors[f"model.{name}"])
-            yield f"update {update:,}", stage, False
-    yield "the model", model, True
+    def stages(self) -> Iterator[tuple[str, LanguageModel, bool]]:
+        """Its network at each time, the model last, and whether all of it is to be looked at."""
+        yield "at initialisation", self._network(self.config.seed), True
+        seen = {0}
+        for checkpoint in intact_checkpoints(self.run.checkpoints):
+            if (update := checkpoint.trainer["update"]) not in seen:
+                seen.add(update)
+                stage = self._network(None)
+                with torch.no_grad():
+                    for name, parameter in stage.named_parameters():
+                        parameter.copy_(checkpoint.tensors[f"model.{name}"])
+                yield f"update {update:,}", stage, False
+        yield "the model", self.model, True
+
+    def _network(self, seed: int | None) -> LanguageModel:
+        size, boundary_id = self.model.vocab_size, self.model.boundary_id
+        dtype = getattr(torch, self.config.dtype)
+        return build_model(self.config.model, size, seed=seed, dtype=dtype, boundary_id=boundary_id)
+
+
+def _side_by_side(lives: Sequence[_Life], max_lag: int, num_places: int) -> tuple[Stage, ...]:
+    """Several runs at the times, before they became their models, that all of them have kept."""
+    if not lives:
+        return ()
+    kept = [[name for name, _, _ in life.stages()][:-1] for life in lives]
+    common = [name for name in kept[0] if all(name in names for names in kept)]
+    chosen = {common[round(at)] for at in torch.linspace(0, len(common) - 1, min(len(common), _MAX_STAGES)).tolist()}
+    found: dict[str, dict[str, tuple[float, ...]]] = {name: {} for name in common if name in chosen}
+    for life in lives:
+        for name, network, _ in life.stages():
+            if name in found:
+                seen = study(name, network, life.tokens, max_lag, num_places, whole=False)
+                found[name][life.name] = seen.by_lag
+    return tuple(Stage(name, by_lag) for name, by_lag in found.items())
 
 
 def study(

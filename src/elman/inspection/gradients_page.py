@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from elman.inspection.gradients import Clipping, GradientReport, Study, finite
 from elman.page import Page, new_figure
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 _LEAST = 1e-20
 """What a logarithmic scale reaches down to."""
 _MAX_MATRICES = 6
+_STAGES_IN_A_ROW = 3
 
 
 def gradients_page(report: GradientReport) -> Page:
@@ -31,11 +34,15 @@ def gradients_page(report: GradientReport) -> Page:
         "The norm of the gradient of the loss with respect to the state k tokens before, divided by that one token "
         "before: median over the places; the band, of the last network, holds eight places of ten.",
     )
+    if report.stages:
+        page.section("Along the training", "The same with the initial weights, and at checkpoints that all have kept.")
+        page.figure(
+            along_training(report), "One picture for each time, on the same scale; above is what the runs have become."
+        )
     detailed = [study for study in report.studies if study.matrices]  # not the stages in between
     for study in detailed:
         page.text(f"{study.name} ({study.kind}): {study.verdict.words}.")
-    for study in detailed:
-        _add_ways(page, study)
+    _add_ways(page, detailed)
     _add_matrices(page, detailed)
     if any(study.state_map for study in detailed):
         _add_state_maps(page, detailed)
@@ -69,6 +76,35 @@ def by_distance(studies: tuple[Study, ...]) -> Figure:
     return figure
 
 
+def along_training(report: GradientReport) -> Figure:
+    """The gradient by lag of several runs, a picture for each time of their training."""
+    columns = min(_STAGES_IN_A_ROW, len(report.stages))
+    rows = math.ceil(len(report.stages) / columns)
+    figure, axes = new_figure(rows, columns, height=0.6 + 2.7 * rows)
+    panels = np.ravel(axes)
+    labels = {study.name: _label(study, report.studies) for study in report.studies}
+    for stage, panel in zip(report.stages, panels, strict=False):
+        for name, ratios in stage.by_lag.items():
+            panel.plot(range(1, len(ratios)), _drawn(ratios[1:]), label=labels[name], linewidth=1.8)
+        panel.set_title(stage.name, fontsize=11)
+        panel.set_xscale("log")
+        _logarithmic(panel)
+    lowest = min(panel.get_ylim()[0] for panel in panels[: len(report.stages)])
+    highest = max(panel.get_ylim()[1] for panel in panels[: len(report.stages)])
+    for index, panel in enumerate(panels):
+        panel.set_visible(index < len(report.stages))
+        panel.set_ylim(lowest, highest)
+        panel.set_xlabel("tokens back")
+        if index % columns == 0:
+            panel.set_ylabel("gradient, one token back = 1")
+        else:
+            panel.tick_params(labelleft=False)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=9
+    )
+    return figure
+
+
 def _label(study: Study, studies: tuple[Study, ...]) -> str:
     same_kind = len({one.kind for one in studies}) == 1
     return study.name if same_kind or study.name == study.kind else f"{study.name} ({study.kind})"
@@ -83,30 +119,38 @@ def _logarithmic(axes: Axes) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, _LEAST), high)
+    axes.tick_params(axis="y", which="minor", labelsize=8, labelcolor="#444444")
 
 
-def _add_ways(page: Page, study: Study) -> None:
-    if study.additive is None or study.rest is None:
+def _add_ways(page: Page, studies: list[Study]) -> None:
+    known = [(study, study.additive, study.rest) for study in studies if study.additive and study.rest]
+    if not known:
         return
     page.section(
-        f"On which way it comes: {study.name}",
+        "On which way it comes",
         "The additive way leads from one state to the next past all gates and candidates, which are held fixed: the "
         "product of the forget gates in an LSTM, nothing at all in a vanilla network. The rest has passed a matrix, a "
         "gate or a candidate at least once. The two are vectors that add up to the whole; where they point against "
         "each other, each may be longer than their sum.",
     )
-    figure, axes = new_figure()
-    lags = range(1, len(study.additive))
-    axes.plot(lags, _drawn(study.gradient.median[1:]), label="whole", color="#444444")
-    axes.plot(lags, _drawn(study.additive[1:]), label="by the additive way alone")
-    axes.plot(lags, _drawn(study.rest[1:]), label="the rest")
-    for index, (name, norms) in enumerate(study.parts.items() if len(study.parts) > 1 else ()):
-        axes.plot(lags, _drawn(norms[1:]), label=f"by {name}", linestyle=":", color=f"C{index + 2}", linewidth=1)
-    _logarithmic(axes)
-    axes.set_xlabel("tokens back")
-    axes.set_ylabel("norm")
-    axes.legend(frameon=False, fontsize=9)
-    page.figure(figure, "Norms of the gradient, medians over the places. Dotted: by each part of the state.")
+    for study, additive, rest in known:
+        figure, axes = new_figure()
+        lags = range(1, len(additive))
+        axes.plot(lags, _drawn(study.gradient.median[1:]), label="whole", color="#44444455", linewidth=5)
+        # What arrives one token back is the start of the additive way.
+        passes = any(additive[2:])
+        axes.plot(lags, _drawn(additive[1:]), label="by the additive way alone" if passes else None)
+        axes.plot(lags, _drawn(rest[1:]), label="the rest")
+        for index, (name, norms) in enumerate(study.parts.items() if len(study.parts) > 1 else ()):
+            axes.plot(lags, _drawn(norms[1:]), label=f"by {name}", linestyle=":", color=f"C{index + 2}", linewidth=1)
+        _logarithmic(axes)
+        axes.set_xlabel("tokens back")
+        axes.set_ylabel("norm")
+        axes.legend(frameon=False, fontsize=9)
+        none = "" if passes else " Nothing comes by the additive way."
+        dotted = " Dotted: by each part of the state." if len(study.parts) > 1 else ""
+        caption = f"{study.name} ({study.kind}): norms of the gradient, medians over the places.{dotted}{none}"
+        page.figure(figure, caption)
 
 
 def _add_matrices(page: Page, studies: list[Study]) -> None:

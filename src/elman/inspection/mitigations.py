@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from elman.data.prepare import Dataset, Split, prepare
 from elman.errors import ModelFileError, TextError, TrainingError, UserError
+from elman.files import write_atomically
 from elman.inspection.gradients import finite, study
 from elman.models.contract import LanguageModel
-from elman.models.file import write_atomically
 from elman.settings import Config, resolve
 from elman.text.synthetic import Generator, parse
 from elman.text.tokenizers import Tokenizer

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 
 from elman.config import CountedConfig, UniformStackConfig, WindowConfig
 from elman.errors import ModelFileError, UserError, nearest
+from elman.files import write_atomically
 from elman.inspection.predictions import predictions
-from elman.models.file import Bundle, load_model, write_atomically
+from elman.models.file import Bundle, load_model
 from elman.models.kinds import kind_names, model_class, model_config, model_config_class
 from elman.text import synthetic
 from elman.training.run import train
@@ -34,6 +36,8 @@ _TEST_SEED = 1_000_003
 _SIZES = range(8, 1025, 8)
 _RESULT = "probe.json"
 _BATCH, _BPTT = 16, 64
+_MASTERED = 0.9
+"""Share of the answers that are to be right."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,21 @@ class Probed:
     """The greatest length learned of each task."""
     trials: tuple[Trial, ...]
 
+    def of(self, task: str) -> tuple[Trial, ...]:
+        """Those on one task."""
+        return tuple(trial for trial in self.trials if trial.task == task)
+
+    def reach(self) -> dict[str, dict[str, int | None]]:
+        """By family and task: the greatest length up to which nine of ten answers are right, none where not one is."""
+        found: dict[str, dict[str, int | None]] = {trial.kind: {} for trial in self.trials}
+        for trial in self.trials:
+            mastered = takewhile(lambda one: one.accuracy >= _MASTERED, trial.by_length)
+            found[trial.kind][trial.task] = max((one.length for one in mastered), default=None)
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
-        return asdict(self)
+        return asdict(self) | {"reach": self.reach()}
 
 
 def probe(

@@ -66,7 +66,7 @@ def _map(found: States) -> Figure:
     for kind, colour in zip(kinds, COLOURS, strict=False):
         own = [moment for moment in found.moments if moment.what == kind]
         axes.scatter([m.x for m in own], [m.y for m in own], s=12, color=colour, alpha=0.7, label=kind, linewidths=0)
-    axes.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside upper center", ncols=len(kinds), frameon=False, fontsize=9)
     axes.set_xlabel("first axis")
     axes.set_ylabel("second axis")
     return figure

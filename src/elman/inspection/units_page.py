@@ -27,6 +27,8 @@ def units_page(found: Units) -> Page:
         "best score of one that holds": best,
         "tokens looked at": found.kept,
     })  # fmt: skip
+    firsts = one_each(found.claims)
+    page.figure(_overview(firsts), _OVERVIEW)
     page.table(
         [
             "a unit follows",
@@ -45,8 +47,6 @@ def units_page(found: Units) -> Page:
         "Score: F1, or the rank correlation for a graded label. Effect: mean change of the log-odds of what the label "
         "governs, in nats, with the unit held at its mean. Random: the same for other units of the part.",
     )
-    firsts = one_each(found.claims)
-    page.figure(_overview(firsts), _OVERVIEW)
     if found.absent:
         page.text(f"Not looked for, because the text hardly has them: {', '.join(found.absent)}.")
     by_unit = {(one.part, one.unit): one for one in found.shown}

@@ -26,7 +26,8 @@ from pydantic import ValidationError
 
 from elman.config import NgramConfig
 from elman.errors import ModelFileError, UserError
-from elman.models.file import Bundle, write_atomically
+from elman.files import write_atomically
+from elman.models.file import Bundle
 from elman.models.kinds import build_model
 from elman.models.ngram.model import NgramModel
 from elman.models.ngram.tables import Ids, Reals, Tables, assemble

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from safetensors.torch import save as tensors_to_bytes
 from elman.cells import named_by_person
 from elman.config import CountedConfig
 from elman.errors import ConfigError, ModelFileError
+from elman.files import write_atomically
 from elman.models.contract import CountedModel, LanguageModel
 from elman.models.kinds import build_model, model_class, model_config
 from elman.text.building import tokenizer_from_dict
@@ -62,25 +62,6 @@ def model_bytes(bundle: Bundle) -> bytes:
     text = json.dumps(meta, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     tensors = {name: t.detach().cpu().contiguous() for name, t in bundle.network.tensors().items()}
     return tensors_to_bytes(tensors, metadata={_KEY: text})
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that, whenever power fails, the path holds the old bytes or the new ones."""
-    beside = path.with_name(path.name + ".tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)  # half a file only takes room
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def model_path(where: str | Path) -> Path:

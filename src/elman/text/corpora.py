@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import zipfile
 from abc import abstractmethod
 from collections import Counter
@@ -25,6 +24,7 @@ import platformdirs
 
 from elman.config import DataConfig, TextConfig
 from elman.errors import ConfigError, ElmanError, MissingExtraError, UserError, nearest
+from elman.files import Building, write_atomically
 from elman.text import stdlib, synthetic
 from elman.text.sources import Corpus, Piece, Source, as_pieces, open_files, separated, utf8, without_empty
 
@@ -411,10 +411,7 @@ def _prose() -> list[str]:
     documents = stdlib.prose_documents()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            beside = Path(folder, path.name)
-            beside.write_text(json.dumps({"sha256": _sha256(documents), "documents": documents}), encoding="utf-8")
-            beside.replace(path)
+        write_atomically(path, json.dumps({"sha256": _sha256(documents), "documents": documents}).encode())
     return documents
 
 
@@ -446,15 +443,14 @@ def fetch(name: str, source: Path | None = None) -> Path:
     if source is not None and not source.exists():
         raise UserError(f"there is no {source}; accepted for {name}: {download.wanted}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as temporary:
-            unpacked = Path(temporary, name)
+        with Building(folder.parent) as building:
+            unpacked = building.path / name
             unpacked.mkdir()
-            _unpack(name, download, source or _downloaded(name, download, Path(temporary, "download")), unpacked)
+            _unpack(name, download, source or _downloaded(name, download, building.path / "download"), unpacked)
             sizes = {path.name: path.stat().st_size for path in unpacked.iterdir()}
             (unpacked / _SIZES_FILE).write_text(json.dumps(sizes), encoding="utf-8")
             if folder.exists():
-                folder.rename(Path(temporary, "old"))
+                folder.rename(building.path / "old")
             unpacked.rename(folder)
     except OSError as error:
         if _is_whole(folder):  # another process was quicker

@@ -232,17 +232,11 @@ def _find_contexts(contexts: Ids, context_tokens: Any, first_child: Any, paths: 
         paths[i, 0] = context = 0
         for depth in range(1, length + 1):
             token = contexts[i, length - depth]
-            low, high = first_child[context], first_child[context + 1]
-            end = high
-            while low < high:
-                middle = (low + high) // 2
-                if context_tokens[middle] < token:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low == end or context_tokens[low] != token:
+            start, end = first_child[context], first_child[context + 1]
+            at = start + np.searchsorted(context_tokens[start:end], token)
+            if at == end or context_tokens[at] != token:
                 break
-            paths[i, depth] = context = low
+            paths[i, depth] = context = at
 
 
 def _score(
@@ -256,16 +250,10 @@ def _score(
         total = 0.0
         while depth >= 0:
             context = paths[i, depth]
-            low, high = first_ngram[context], first_ngram[context + 1]
-            end = high
-            while low < high:
-                middle = (low + high) // 2
-                if ngram_tokens[middle] < targets[i]:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low < end and ngram_tokens[low] == targets[i]:
-                total += log_probs[low]
+            start, end = first_ngram[context], first_ngram[context + 1]
+            at = start + np.searchsorted(ngram_tokens[start:end], targets[i])
+            if at < end and ngram_tokens[at] == targets[i]:
+                total += log_probs[at]
                 break
             total += log_weights[context]
             depth = depth - 1 if backs_off else -1
