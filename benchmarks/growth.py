@@ -66,7 +66,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
             fall = of_kind[what]["exponent"]
             one.plot(sizes, of_kind[what]["tokens_per_second"], marker="o", label=f"{kind}: {fall:+.2f}")
         one.set(xscale="log", yscale="log", xlabel=what)
+        one.set_xticks(SIZES[what], [f"{size:,}".replace("0,000", "0k") for size in SIZES[what]], fontsize=8)
+        one.xaxis.minorticks_off()
         one.legend(fontsize=8)
+    for one in axes[1:]:  # one scale for all, so that slopes can be compared
+        one.sharey(axes[0])
+        one.tick_params(labelleft=False)
     axes[0].set_ylabel("tokens per second")
     write_svg(figure, path)
 

@@ -3,8 +3,8 @@
     python benchmarks/scaling.py
     torchrun --nproc-per-node 2 benchmarks/scaling.py
 
-Speeds are fitted to updates of a small and a large size; with two processes also those of the link, from sums of a few
-and of many numbers. Then other sizes, rows and lengths are forecast and timed. A process has one thread.
+Speeds are fitted to updates of a small, a middle and a large size; with two processes also those of the link, from sums
+of a few and of many numbers. Then other sizes, rows and lengths are forecast and timed. A process has one thread.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from elman.training.distributed import Ranks, join
 from elman.training.scaling import Machine, Work, fit, forecast, time_updates, work_of
 
 VOCABULARY = 128
-FITTED = [(96, 8, 64), (96, 32, 64), (384, 8, 64), (384, 32, 64)]
-FORECAST = [(128, 16, 64), (192, 16, 64), (256, 32, 64), (256, 16, 128), (512, 16, 32)]
+FITTED = [(width, rows, 64) for width in (96, 192, 512) for rows in (8, 32)]
+FORECAST = [(128, 16, 64), (160, 24, 64), (256, 32, 64), (256, 16, 128), (384, 16, 32)]
 """Width, rows of each process, tokens of a segment."""
 REPEATS = 9
 

@@ -76,7 +76,8 @@ class Work:
     """3, or 4 where activations are computed again."""
     num_layers: int
     saved_bytes: float
-    """That the forward pass keeps for the backward pass, for each token of each row."""
+    """That the forward pass keeps for the backward pass, for each token of each row, and the gradients of what the last
+    layer gives and reads, with which the backward pass begins."""
     rows: int
     steps: int
 
@@ -216,7 +217,7 @@ def _counted(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> t
 
 
 def _saved_bytes(network: LanguageModel, training: TrainingConfig, steps: int) -> int:
-    """What the forward pass over one row keeps, parameters aside."""
+    """What the forward pass over one row keeps, parameters aside, and the first gradients of the backward pass."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     kept: dict[int, int] = {}
 
@@ -230,7 +231,7 @@ def _saved_bytes(network: LanguageModel, training: TrainingConfig, steps: int) -
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         features_BTF, _ = network.features(segment.tokens_BT, network.initial_state(1), None, Noise(1, 0, 1))
         graph = network.head.nll(features_BTF, segment.targets_BT, segment.weight_BT).sum()
-    total = sum(kept.values())
+    total = sum(kept.values()) + 2 * features_BTF.nbytes
     del graph  # until here, what it keeps has addresses of its own
     return total
 
