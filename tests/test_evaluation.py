@@ -204,9 +204,12 @@ def test_a_window_larger_than_the_text_changes_nothing_and_a_smaller_one_costs_h
     assert evaluate_split(network, split, tokenizer, window=Window(4, 4)).score.nats_total != pytest.approx(carried)
 
 
-@pytest.mark.parametrize(("size", "stride"), [(4, 5), (4, 0), (0, 0)])
-def test_a_stride_that_would_leave_tokens_out_is_refused(size: int, stride: int) -> None:
-    with pytest.raises(UserError, match="accepted: a stride of 1 to the window"):
+@pytest.mark.parametrize(
+    ("size", "stride", "accepted"),
+    [(4, 5, "a stride of 1 to the window"), (4, 0, "a stride of 1 to the window"), (0, 0, "one token or more")],
+)
+def test_a_window_that_would_leave_tokens_out_is_refused(size: int, stride: int, accepted: str) -> None:
+    with pytest.raises(UserError, match=f"accepted: {accepted}"):
         Window(size, stride)
 
 

@@ -113,7 +113,7 @@ def test_the_boundary_between_documents_is_scored_and_the_first_is_given():
 def test_unknown_text_is_a_token_where_there_is_one_for_it():
     found = list(score_stream(BUNDLES["char"], [Piece("c#t", starts_document=False)]))
     assert [token.text for token in found] == ["c", "<unk>", "t"]
-    with pytest.raises(TextError, match="lacks 1 characters"):
+    with pytest.raises(TextError, match="lacks 1 character of"):
         list(score_stream(BUNDLES["char"], [Piece("#", starts_document=False)], unknown="error"))
 
 

@@ -137,7 +137,7 @@ def test_a_compiled_step_writes_what_pytorch_writes(kind, num_beams):
 
 def test_words_that_the_vocabulary_lacks():
     model = bundle("lstm", WordTokenizer(["red", "house"]))
-    with pytest.raises(TextError, match="source 2 holds 1 characters or words that the model never saw: 'green'"):
+    with pytest.raises(TextError, match="source 2 holds 1 character or word that the model never saw: 'green'"):
         translate(model, ["red", "green house"])
     with pytest.raises(TextError, match="source 1 is empty"):
         translate(model, ["green"], unknown="skip")

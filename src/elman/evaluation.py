@@ -107,6 +107,8 @@ class Window:
     stride: int
 
     def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"a window of {self.size} tokens; accepted: one token or more")
         if not 1 <= self.stride <= self.size:
             raise UserError(f"a window of {self.size} moves on by {self.stride}; accepted: a stride of 1 to the window")
 

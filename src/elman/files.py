@@ -1,21 +1,25 @@
 """Files and folders that are whole or not there, whatever happens to the process that writes them.
 
-What is on its way lies beside its place: a file under its name and ``.tmp``, a folder as ``.elman-building-...``.
-Whoever writes it holds a lock on it that ends with his process. So two who write the same file do not get into each
-other's way, and what nobody holds was left by a process that was killed: whoever comes next takes it or removes it.
+What is on its way lies beside its place: a file as ``.elman-writing-`` and its name, a folder as
+``.elman-building-...``. Whoever writes it holds a lock on it that ends with his process. So two who write the same file
+do not get into each other's way, and what nobody holds was left by a process that was killed: whoever comes next
+removes it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Self
 
-_BUILDING = ".elman-building-"
+_BUILDING, _WRITING = ".elman-building-", ".elman-writing-"
+_MAX_NAME = 200
+"""Bytes of a file's name in that of what is on its way to it; most systems allow 255 in all."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -28,37 +32,92 @@ def write_atomically(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write that takes the place of another when all is written and flushed, and not at all after an error.
 
-    A device or a pipe, such as ``/dev/stdout``, is written as it is.
+    It has the permissions of the one it replaces, and a new one those that the umask leaves. A device or a pipe, such
+    as ``/dev/stdout``, is written as it is.
     """
     if path.exists() and (not path.is_file() or path.parent == Path("/dev")):
         with path.open("wb") as stream:
             yield stream
         return
-    path = path.resolve() if path.is_symlink() else path
-    file = _beside(path)
+    if path.is_symlink():
+        with suppress(FileNotFoundError):
+            path.stat()  # links that lead round in a circle are an error here
+        path = path.resolve()
+    with _blaming(path):
+        beside, file = _beside(path)
     with file:
         try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            Path(file.name).replace(path)
+            with _blaming(path):
+                beside.replace(path)
         except BaseException:
-            Path(file.name).unlink(missing_ok=True)  # half a file only takes room
+            beside.unlink(missing_ok=True)  # half a file only takes room
             raise
     flush_folder(path.parent)
 
 
-def _beside(path: Path) -> IO[bytes]:
-    """A file beside a path that this process alone writes, empty; what a killed one has left is taken."""
-    beside, number = path.with_name(f"{path.name}.tmp"), 2
+@contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Have an error name the file that is written, and not what is on its way to it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _beside(path: Path) -> tuple[Path, IO[bytes]]:
+    """A new file beside a path, of the same permissions, that this process alone writes."""
+    try:
+        mode, permissions = 0o666, stat.S_IMODE(path.stat().st_mode)
+        mode &= permissions  # at no moment can others read more than they could
+    except FileNotFoundError:
+        mode, permissions = 0o666, None
+    name, number = _WRITING + os.fsencode(path.name)[:_MAX_NAME].decode(errors="ignore"), 1
     while True:
-        file = beside.open("ab")
-        if lock(file.fileno()) is not False and _is_at(beside, file.fileno()):
-            if file.tell():
-                file.truncate(0)
-            return file
-        file.close()
-        beside, number = path.with_name(f"{path.name}.{number}.tmp"), number + 1
+        beside = path.with_name(name if number == 1 else f"{name}.{number}")
+        try:
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # which follows no link
+        except FileExistsError:
+            if not _remove_left(beside):
+                number += 1
+            continue
+        if lock(descriptor) is not False and _is_at(beside, descriptor):
+            if permissions is not None:
+                with suppress(OSError):  # not every disk has them
+                    os.fchmod(descriptor, permissions)
+            return beside, os.fdopen(descriptor, "wb")
+        os.close(descriptor)  # another has taken it for left before it was locked
+
+
+def _remove_left(path: Path) -> bool:
+    """Remove a file that a killed process was writing. False where it is of a living one, or no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not lock(descriptor):
+            return False
+        if _is_at(path, descriptor):
+            path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def clear_writing(home: Path) -> None:
+    """Remove what killed processes were writing in a folder; what a living one writes stays."""
+    for path in home.glob(f"{_WRITING}*"):
+        _remove_left(path)
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a file is one that is on its way, by its name."""
+    return path.name.startswith(_WRITING)
 
 
 def flush_folder(path: Path) -> None:
@@ -133,6 +192,6 @@ def lock(descriptor: int) -> bool | None:
 def _is_at(path: Path, descriptor: int) -> bool:
     """Whether what is open lies at the path, and was not renamed or removed before it was locked."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False

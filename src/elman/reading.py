@@ -24,6 +24,7 @@ from elman.files import write_atomically
 from elman.models.contract import LanguageModel
 from elman.models.file import Bundle
 from elman.models.state import State
+from elman.text.tokenizers import never_seen
 
 Unknown: TypeAlias = Literal["error", "skip"]
 Logits: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -78,11 +79,7 @@ class Reading:
         if not text:
             return self
         if unknown == "error" and (missing := tokenizer.unknown_characters(text)):
-            shown = " ".join(repr(character) for character in missing[:20])
-            raise TextError(
-                f"the prompt holds {len(missing)} characters or words that the model never saw: {shown}; "
-                "take them out, or give --unknown skip"
-            )
+            raise TextError(f"the prompt holds {never_seen(missing)}; take them out, or give --unknown skip")
         tokens = tokenizer.encode(text, unknown="skip").tolist()
         after = self.take(tokens)
         is_parted = tokenizer.level == "word" and text[-1].isspace()

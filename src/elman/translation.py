@@ -25,7 +25,7 @@ from elman.evaluation import ALONE, Interrupted, Team
 from elman.models.contract import LanguageModel
 from elman.models.file import Bundle
 from elman.models.state import State
-from elman.text.tokenizers import Tokenizer, Unknown
+from elman.text.tokenizers import Tokenizer, Unknown, never_seen
 
 _ROWS_AT_ONCE = 64
 _MOST_BUCKETS = 10
@@ -94,9 +94,8 @@ def translate(
     encoded = []
     for number, source in enumerate(sources, 1):
         if unknown == "error" and (missing := tokenizer.unknown_characters(source)):
-            shown = " ".join(map(repr, missing[:20]))
             raise TextError(
-                f"source {number} holds {len(missing)} characters or words that the model never saw: {shown}; take "
+                f"source {number} holds {never_seen(missing)}; take "
                 "them out, or give --unknown skip, or token to read them as <unk>"
             )
         encoded.append(tokenizer.encode(source, unknown="skip" if unknown == "error" else unknown))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
+
+from elman.comparison import scorecard
 
 QUICK = (
     "--model.hidden_size=8",
@@ -34,6 +38,23 @@ def test_models_are_trained_and_compared_and_the_same_command_trains_nothing(elm
     assert again.err.count("was there already") == 4
     assert again.json["contestants"] == json.loads((tmp_path / "c" / "comparison.json").read_text())["contestants"]
     assert [outcome["seed"] for outcome in again.json["contestants"][0]["outcomes"]] == [1, 2]
+
+
+def test_the_terminal_shows_every_column_of_the_table(elman, corpus, tmp_path):
+    out = elman("compare", corpus, "--kinds", "elman,gru", "--tokens", 64, "--seeds", 2, "--out", tmp_path, *QUICK).out
+    with (tmp_path / "comparison.csv").open(encoding="utf-8", newline="") as file:
+        headings = next(csv.reader(file))
+    assert len(headings) == 11
+    (line,) = (line for line in out.splitlines() if line.startswith(" model "))
+    assert re.split(r"  +", line.strip()) == headings
+
+
+def test_fewer_seeds_than_the_folder_has_are_told(elman, corpus, tmp_path):
+    words = ["compare", corpus, "--kinds", "elman,gru", "--tokens", 64, "--out", tmp_path, *QUICK]
+    elman(*words, "--seeds", 2)
+    answer = elman(*words, "--seeds", 1)
+    assert "note: 2 finished trainings in this folder are not part of this comparison" in answer.err
+    assert "2 finished trainings" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
 
 
 def test_runs_that_are_there_are_compared(elman, run, corpus, tmp_path, tiny):
@@ -102,6 +123,36 @@ def test_the_scorecard_is_measured_printed_and_drawn(elman, tmp_path):
     assert {path.name for path in (tmp_path / "card").iterdir()} == {"scorecard.html", "scorecard.svg"}
     assert len(elman(*words, "--json").json["cards"]) == 3
     assert "whole numbers such as" in elman("scorecard", "--lengths", "a").err
+
+
+@pytest.mark.parametrize(("stop_at", "says"), [("lstm", "nothing is written"), ("gru", "what was measured by then")])
+def test_a_scorecard_that_is_stopped_keeps_what_is_measured(elman, tmp_path, monkeypatch, stop_at, says):
+    card = scorecard._card
+
+    def stopped(kind, *others):
+        if kind == stop_at:
+            raise KeyboardInterrupt
+        return card(kind, *others)
+
+    monkeypatch.setattr(scorecard, "_card", stopped)
+    words = ["scorecard", "--kinds", "lstm,gru", "--parameters", 20000, "--lengths", "4", "--positions", "2",
+             "--distances", "2", "--seconds", 0.001, "--device", "cpu", "--out", tmp_path / "card"]  # fmt: skip
+    answer = elman(*words)
+    assert answer.code == 130
+    assert answer.err.splitlines()[-1].startswith("stopped")
+    assert says in answer.err.splitlines()[-1]
+    assert (tmp_path / "card" / "scorecard.html").exists() == (stop_at == "gru")
+    assert ("lstm" in answer.out) == (stop_at == "gru")
+
+
+def test_another_search_on_a_folder_is_one_line(elman, corpus, tmp_path):
+    pytest.importorskip("optuna")
+    words = ["tune", corpus, "--out", tmp_path / "study", "--trials", 1, *QUICK, "--training.max-updates", 4]
+    elman(*words, "--search", "model.hidden_size=8,16")
+    answer = elman(*words, "--search", "model.hidden_size=8..16")
+    assert answer.code == 2
+    assert answer.err.count("\n") == 1
+    assert "holds another search; it differs in the search of model.hidden_size (8,16 there, 8..16 here)" in answer.err
 
 
 def test_a_search_ends_in_a_run_file(elman, corpus, tmp_path):

@@ -100,6 +100,11 @@ def test_closing_by_several_models_side_by_side(elman, run, tmp_path):
     rows = [line.split() for line in answer.out.splitlines() if line.strip().startswith("100 to 199")]
     assert [row[3:5] for row in rows] == [["30", "order-1"], ["30", "order-4"]]
     assert "closed within 100 more" in answer.out
+    assert not any(cell.startswith("*") for row in rows for cell in row)  # of 30 cases
+    few = [line.split() for line in answer.out.splitlines() if line.split()[:2] == ["50", "3"]]
+    assert few
+    assert all(cell.startswith("*") for row in few for cell in row[2:])
+    assert answer.out.rstrip().endswith("*: of fewer than 10 cases, by which little can be judged")
     found = elman("inspect", "closing", *models, text, "--samples", 3, "--json").json
     assert found["models"] == {"order-1": "ngram", "order-4": "ngram"}
     brackets = found["groups"][1]

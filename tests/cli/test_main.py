@@ -48,6 +48,8 @@ def test_every_command_explains_itself(elman, command):
         (["inspect", "modle", "x"], "model"),
         (["check", "lstn"], "lstm"),
         (["data", "fetch", "nothing"], "accepted"),
+        (["compare", "text.txt", "--seeds", "1.5"], 'unable to convert "1.5" into int'),
+        (["inspect", "gradients", "nowhere", "--lags", "2.5"], 'unable to convert "2.5" into int'),
     ],
     ids=" ".join,
 )

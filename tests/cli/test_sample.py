@@ -216,6 +216,7 @@ def test_the_end_of_the_input_ends_it_and_the_place_is_saved(elman, run, tmp_pat
     ("said", "message"),
     [
         ("hello", "unknown word 'hello'; did you mean 'help'?"),
+        ("repetition_penaltie 2", "did you mean 'repetition-penalty'?"),
         ("999", "there is no option 999"),
         ("0", "there is no option 0"),
         ("draw x", "'x' is not a number of tokens"),
@@ -237,6 +238,23 @@ def test_a_mistake_is_one_line_and_changes_nothing(elman, run, monkeypatch, said
     assert message in answer.err
     assert answer.err.count("\n") == 1
     assert answer.out.count("> ") == 2
+
+
+def test_the_words_that_are_listed_are_all_accepted(elman, run, monkeypatch):
+    listed = in_turns(elman, monkeypatch, run, "xyzzy\n").err.split("accepted: ")[1].split(", ")
+    assert {"top-p", "draw"} <= set(map(str.strip, listed))
+    for word in map(str.strip, listed):
+        for spelling in (word, word.replace("-", "_")):
+            said = in_turns(elman, monkeypatch, run, f"{spelling}\n").err
+            assert "unknown word" not in said
+            assert "no meaning" not in said
+
+
+def test_what_is_typed_in_turns_may_hold_what_is_skipped(elman, run, monkeypatch):
+    answer = in_turns(elman, monkeypatch, run, "type the Жcat\ntext\n", "--unknown", "skip")
+    assert answer.err == ""
+    assert "the cat" in answer.out
+    assert "after temperature and filters" in answer.out
 
 
 def test_what_a_text_copies_is_said(elman, run, corpus, tmp_path):

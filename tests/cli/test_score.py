@@ -146,3 +146,21 @@ def test_bytes_that_are_no_text_do_not_end_a_stream(elman, corpus, tiny, tmp_pat
     answer = elman("score", out, "--by", "line", "--json")
     assert answer.code == 0
     assert [json.loads(line)["line"] for line in answer.out.splitlines()] == [1, 2]
+
+
+def test_what_the_model_never_saw_is_refused_left_out_or_read_as_unknown(elman, run, typed):
+    def ranked(*words):
+        typed("the cat\nthe Жcat\n".encode())
+        return elman("score", run, "--rank", *words)
+
+    refused = ranked()
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "lacks 1 character of the text: 'Ж'" in refused.err
+    assert "--unknown skip" in refused.err
+    first, second = ranked("--unknown", "skip", "--json").json["ranking"]
+    assert first["nats"] == pytest.approx(second["nats"])
+    assert sorted(one["tokens"] for one in ranked("--unknown", "token", "--json").json["ranking"]) == [7, 8]
+    typed("Жa".encode())
+    assert elman("score", run, "--unknown", "skip", "--json").json["tokens"] == 1
+    typed("Жa".encode())
+    assert elman("score", run, "--unknown", "error").code == 2

@@ -70,9 +70,34 @@ def test_resume_goes_on_to_a_new_budget(elman, corpus, tmp_path, tiny):
     result = elman("resume", out, "--training.max_updates", 12, "--json").json
     assert result["update"] == 12
     assert Run.open(out).config().training.max_updates == 12
+    assert elman("report", out).code == 0
+    page = (out / "report.html").read_text("utf-8")
+    assert "changed when it went on: max_updates 8 until update 8, then max_updates 12" in page
+    assert "to the last bit" not in page
     answer = elman("resume", out, "--training.bptt", 3)
     assert answer.code == 2
     assert "--training.bptt" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("given", "budgets"),
+    [
+        (("--training.max_tokens", 500), "max_tokens 500"),
+        (("--training.max_updates", 8, "--training.max_seconds", 50), "max_updates 8, max_seconds 50"),
+    ],
+)
+def test_a_run_whose_budget_is_used_up_names_it_and_its_report_does_not(elman, corpus, tmp_path, tiny, given, budgets):
+    out = tmp_path / "run"
+    assert elman("train", corpus, "--out", out, *(word for word in tiny if "max_updates" not in word), *given).code == 0
+    said = elman("resume", out).err
+    assert f"its budget is used up ({budgets}); to train longer" in said
+    for name in (part.split()[0] for part in budgets.split(", ")):
+        assert f"--training.{name.replace('_', '-')} N" in said
+    assert elman("report", out).code == 0
+    page = (out / "report.html").read_text("utf-8")
+    assert "used up" not in page
+    assert "going on from" not in page
+    assert "to the last bit" in page
 
 
 def test_a_run_starts_from_another_model_and_says_what_it_took_over(elman, run, tmp_path, tiny):
@@ -81,6 +106,7 @@ def test_a_run_starts_from_another_model_and_says_what_it_took_over(elman, run, 
     answer = elman("train", tmp_path / "new.txt", "--from", run, "--out", tmp_path / "run", *few)
     assert answer.code == 0
     assert "tokens matched by their text, " in answer.err
+    assert f"started from {str(run)!r}, a model of" in answer.err
     assert Run.open(tmp_path / "run").config().model.hidden_size == 12
     assert Run.open(tmp_path / "run").origin.transfer.num_new == len(set("1+2=3"))
     plan = elman("train", tmp_path / "new.txt", "--from", run, "--dry-run", "--json", *few).json

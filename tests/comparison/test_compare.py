@@ -7,6 +7,7 @@ import io
 import json
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from elman.comparison import trials as trials_module
 from elman.comparison.compare import compare
 from elman.comparison.existing import compare_runs
 from elman.comparison.page import comparison_page, write_results
-from elman.comparison.tables import as_csv, as_markdown, columns, rows, write_tables
+from elman.comparison.result import Comparison, Contestant, Outcome
+from elman.comparison.tables import as_csv, as_markdown, columns, resolution_line, rows, write_tables
 from elman.comparison.trials import Watch
 from elman.errors import TrainingError, UserError
 from elman.training.folder import Run
@@ -69,6 +71,18 @@ def test_what_is_there_is_used_again_and_what_is_new_is_trained(corpus, tmp_path
     assert sorted(trained) == ["elman", "elman", "gru", "gru", "lstm", "lstm"]
     again(corpus, tmp_path / "a", quick, ["elman", "gru"], max_tokens=64)
     assert len(trained) == 8  # another budget is another training
+
+
+def test_what_the_folder_holds_beside_the_comparison_is_told(corpus, tmp_path, quick):
+    wide = again(corpus, tmp_path, quick, ["elman", "gru"], seeds=(1, 2))
+    assert wide.notices == ()
+    narrow = again(corpus, tmp_path, quick, ["elman", "gru"], rates=(1.0,), rate_updates=2)
+    (notice,) = narrow.notices
+    assert notice.startswith("2 finished trainings in this folder are not part of this comparison")
+    assert notice in comparison_page(narrow).html()
+    (other,) = again(corpus, tmp_path, quick, ["elman", "lstm"], seeds=(1, 2)).notices
+    assert other.startswith("2 finished trainings")
+    assert again(corpus, tmp_path, quick, ["elman", "gru", "lstm"], seeds=(1, 2)).notices == ()
 
 
 class Stopper(Callback):
@@ -210,6 +224,36 @@ def test_the_table_is_the_same_in_all_of_its_forms(small, tmp_path):
     assert {line.count("|") for line in table} == {len(headings) + 1}
     assert as_csv(small) == (tmp_path / "comparison.csv").read_text(encoding="utf-8")
     assert rows(small)[0][-1] == "best"
+
+
+def between(*models: tuple[str, list[float]]) -> Comparison:
+    """A comparison of given figures."""
+    base = {"kind": "lstm", "is_counted": False, "settings": {"tokenizer": {}}, "parameters": 1, "operations": 1,
+            "state_bytes": 1}  # fmt: skip
+    contestants = [
+        Contestant(name=name, **base, outcomes=tuple(
+            Outcome(seed, "", {"nats_per_token": nats, "bits_per_char": None}, 1, 1, 1.0)
+            for seed, nats in enumerate(figures)
+        ))
+        for name, figures in models
+    ]  # fmt: skip
+    return Comparison("text", "0", "test", None, "nats_per_token", tuple(contestants), (), {})
+
+
+def test_where_models_are_not_told_apart_it_says_how_large_a_difference_had_to_be():
+    line = resolution_line(between(("a", [1.0, 2.0]), ("b", [1.1, 2.1])))
+    # Equal variances of 0.5: a standard error of sqrt(0.5), two degrees of freedom, t = 4.30265.
+    assert line.startswith(
+        "With 2 seeds each, models that cannot be told apart would have to differ by more than 3.0424 "
+    )
+    found = between(("a", [1.0, 2.0]), ("b", [1.1, 2.1]))
+    assert line in as_markdown(found)
+    assert resolution_line(between(("a", [1.0, 1.001, 1.002]), ("b", [2.0, 2.001, 2.002]))) is None
+    assert resolution_line(between(("a", [1.0]), ("b", [2.0]))) is None
+    assert resolution_line(between(("a", [1.0, 2.0]))) is None
+    counts = [replace(one, is_counted=True) for one in between(("a", [1.0]), ("b", [1.0])).contestants]
+    assert resolution_line(replace(found, contestants=tuple(counts))) is None
+    assert "With 2 to 3 seeds each" in resolution_line(between(("a", [1.0, 2.0]), ("b", [1.1, 2.1, 1.6])))
 
 
 def test_the_page_shows_every_model_its_samples_and_its_settings(small, folder):

@@ -80,7 +80,17 @@ def measured():
 def test_every_way_is_measured_with_the_same_number_of_parameters(measured):
     found, lines = measured
     assert [card.way for card in found.cards] == ["lstm", "transformer, cache", "transformer, reading again"]
-    assert lines == ["measuring lstm", "measuring transformer", "measuring transformer without its cache"]
+    figures = [
+        *(f"training in rows of {length}" for length in (4, 32)),
+        "reading at once, and token by token, a row of 256",
+        *(f"one more token, at {position}" for position in (2, 64, 128)),
+        *(f"the gradient's path over {distance}" for distance in (2, 8)),
+    ]
+    without = [f"one more token without a cache, at {position}" for position in (2, 64, 128)]
+    assert lines == [
+        *(f"measuring lstm (1 of 2): {figure}" for figure in figures),
+        *(f"measuring transformer (2 of 2): {figure}" for figure in (*figures, *without)),
+    ]
     for card in found.cards:
         assert card.parameters == pytest.approx(20_000, rel=0.05)
         assert card.training.sizes == (4, 32)
@@ -116,6 +126,28 @@ def test_it_is_one_object_one_table_one_picture(measured, tmp_path):
     assert all(card.way in html for card in found.cards)
     assert image.read_text(encoding="utf-8").startswith("<?xml")
     assert len(picture(found).axes) == 4
+
+
+def test_whoever_stops_before_the_end_keeps_what_is_measured(tmp_path):
+    kept = []
+
+    def tell(line):
+        if line.startswith("measuring gru"):
+            raise KeyboardInterrupt
+
+    sizes = {"num_parameters": 20_000, "lengths": (4,), "positions": (2,), "distances": (2,)}
+    with pytest.raises(KeyboardInterrupt):
+        measure(("lstm", "gru"), seconds=0.001, device="cpu", tell=tell, keep=kept.append, **sizes)
+    (found,) = kept
+    assert ([card.way for card in found.cards], found.is_complete) == (["lstm"], False)
+    page, _ = write_scorecard(found, tmp_path)
+    assert "It was stopped" in page.read_text(encoding="utf-8")
+
+
+def test_a_size_that_no_width_has_is_refused_before_anything_is_measured():
+    with pytest.raises(UserError, match=r"the nearest, width \d+, has [\d,]+") as caught:
+        measure(("lstm", "mamba"), num_parameters=5_000, device="cpu", tell=pytest.fail)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_measured_is_refused():

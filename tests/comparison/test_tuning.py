@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import tomllib
+import warnings
 
 import pytest
 
 import elman
-from elman.comparison.tuning import Choice, default_choices, tune
+from elman.comparison.tuning import JOURNAL_FILE, Choice, default_choices, tune
 from elman.errors import ConfigError, MissingExtraError, UserError
 from elman.settings import resolve
 from elman.training.loop import Callback
@@ -33,6 +34,13 @@ def test_what_is_no_choice_is_refused_in_one_line(text):
     with pytest.raises(UserError) as caught:
         Choice.parse(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["model.hidden_size=64..512", "model.kind=lstm,gru", "training.learning_rate=0.001..0.1"]
+)
+def test_choices_are_written_as_they_are_typed(text):
+    assert str(Choice.parse(text)) == text
 
 
 def test_by_default_the_rates_the_width_and_the_dropout_of_the_kind_are_searched():
@@ -83,7 +91,77 @@ def test_the_same_command_goes_on_and_one_that_is_done_does_nothing(optuna, corp
     more = search(corpus, tmp_path / "study", quick, num_trials=3, tell=lines.append)
     assert more.num_finished + more.num_pruned == 3
     assert lines[0].startswith("trial 2:")
-    assert search(corpus, tmp_path / "study", quick, num_trials=3, tell=pytest.fail) == more
+    lines.clear()
+    assert search(corpus, tmp_path / "study", quick, num_trials=3, tell=lines.append) == more
+    (line,) = lines
+    assert line.startswith("3 trials are in ")
+    assert "3 are asked for in all" in line
+
+
+@pytest.fixture(scope="module")
+def searched(corpus, tmp_path_factory, quick):
+    """The folder of a search; what is refused there leaves it as it is."""
+    pytest.importorskip("optuna")
+    out = tmp_path_factory.mktemp("searched")
+    search(corpus, out, quick, num_trials=1)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"training": {"max_updates": 40}}, "training.max_updates (12 there, 40 here)"),
+        ({"training": {"max_tokens": 999}}, "training.max_tokens (none there, 999 here)"),
+        ({"seed": 6}, "seed (5 there, 6 here)"),
+        ({"data": {"valid_fraction": 0.2}}, "data.valid_fraction (0.1 there, 0.2 here)"),
+        (
+            {"search": ["training.learning_rate=0.0001..0.03"]},
+            "the search of training.learning_rate (0.0001,0.03 there, 0.0001..0.03 here)",
+        ),
+        (
+            {"search": ["training.learning_rate=0.0001,0.03", "training.bptt=8,16"]},
+            "the search of training.bptt (none there, 8,16 here)",
+        ),
+    ],
+)
+def test_another_search_on_the_folder_is_refused_in_one_line(searched, corpus, quick, changes, difference):
+    # Optuna writes into its journal that somebody looked.
+    files = [path for path in searched.rglob("*") if path.is_file() and path.name != JOURNAL_FILE]
+    before = {path: path.read_bytes() for path in files}
+    if "training" in changes:
+        changes = {"training": {**quick["training"], "max_updates": 12, **changes["training"]}}
+    if "data" in changes:
+        changes = {"data": quick["data"] | changes["data"]}
+    with pytest.raises(UserError) as caught:
+        search(corpus, searched, quick, num_trials=2, **changes)
+    message = str(caught.value)
+    assert "holds another search" in message
+    assert difference in message
+    assert "give another --out" in message
+    assert "\n" not in message
+    assert message.count(" there, ") == 1  # a setting that is searched is told once
+    assert {path: path.read_bytes() for path in before} == before
+    assert search(corpus, searched, quick, num_trials=1).num_finished == 1
+
+
+def test_the_text_counts_and_not_where_it_lies(searched, corpus, tmp_path, quick):
+    other = tmp_path / "other.txt"
+    other.write_text("the dog and the cat\n" * 60, encoding="utf-8")
+    with pytest.raises(UserError, match=r"in the text \(.*tiny.* there, .*other.* here\): give another"):
+        search(other, searched, quick, num_trials=2)
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(corpus.read_bytes())
+    assert search(moved, searched, quick, num_trials=1).num_finished == 1
+
+
+def test_a_study_that_does_not_say_what_it_is_about_is_refused(optuna, corpus, tmp_path, quick):
+    journal = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.journal"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        study = optuna.create_study(storage=optuna.storages.JournalStorage(journal), study_name="elman")
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    with pytest.raises(UserError, match="does not say what it is about: give another --out"):
+        search(corpus, tmp_path, quick)
 
 
 class StopAfter(Callback):
@@ -122,6 +200,7 @@ def test_trials_that_fall_behind_are_given_up(optuna, corpus, tmp_path, quick):
         ({"model": {"kind": "ngram"}, "training": {}}, "counted, not trained"),
         ({"num_trials": 0}, "accepted: 1 and more"),
         ({"search": ["training.bpt=3,4"]}, "did you mean 'bptt'"),
+        ({"search": ["training.bptt=8,16", "training.bptt=8..16"]}, "training.bptt is searched twice"),
         ({"search": ["training.bptt=0..4"]}, "training.bptt is '0'"),
     ],
 )
@@ -129,3 +208,4 @@ def test_searches_that_make_no_sense_are_refused_in_one_line(optuna, changes, co
     with pytest.raises((UserError, ConfigError), match=complaint) as caught:
         search(corpus, tmp_path / "study", quick, **changes)
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "study").exists()

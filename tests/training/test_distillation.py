@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -289,7 +290,8 @@ def test_a_run_says_who_taught_it_and_goes_on_bit_for_bit_without_its_teachers(c
     resume(stopped.path)
     assert_same(stopped, taught)
     (said,) = [r["text"] for r in taught.records() if r["kind"] == "notice" and "learns from" in r["text"]]
-    assert "2 models as well: text.txt after 30 updates, text.txt after 1 updates; weight 0.5, temperature 2" in said
+    first, second = (f"{str(name)!r}, a model of text.txt after" for name in teachers)
+    assert f"learns from {first} 30 updates and {second} 1 update as well; weight 0.5, temperature 2" in said
     about = load_model(taught.path).provenance["teacher"]
     assert (about["weight"], about["temperature"]) == (0.5, 2.0)
     assert [one["updates"] for one in about["models"]] == [30, 1]
@@ -325,9 +327,56 @@ def test_resuming_on_its_own_asks_for_the_same_teachers(corpus, teachers, tmp_pa
     assert len(updates(run)) == 10
 
 
+def test_a_wrong_temperature_leaves_the_run_that_it_would_replace(corpus, teachers, taught, tmp_path):
+    run = Run(shutil.copytree(taught.path, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    for temperature in (1e300, 1e30, 1e-45):
+        with pytest.raises(ConfigError, match=r"and a temperature from 0\.01 to 100"):
+            train(
+                corpus,
+                out=run.path,
+                overwrite=True,
+                teachers=teachers[0],
+                teacher_temperature=temperature,
+                **settings(),
+            )
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("temperature", [0.01, 100.0])
+def test_at_the_ends_of_the_range_it_learns(temperature, corpus, teachers, tmp_path):
+    given = {"teachers": teachers[0], "teacher_temperature": temperature, **settings(max_updates=80)}
+    first, *_, last = updates(train(corpus, out=tmp_path / "run", **given))
+    assert last["nats"] < 0.9 * first["nats"]
+
+
+def test_resuming_on_its_own_takes_the_copy_of_a_teacher_that_is_gone(corpus, teachers, taught, tmp_path):
+    polls = iter(range(9))
+    copies = [shutil.copytree(path, tmp_path / path.name) for path in teachers]
+    given = {"out": tmp_path / "run", "resume": "auto", **settings()}
+    train(corpus, teachers=copies, teacher_temperature=2.0, should_stop=lambda: next(polls, None) is None, **given)
+    shutil.rmtree(copies[1])
+    for other in (
+        {"teachers": copies, "teacher_temperature": 3.0},
+        {"teachers": copies, "teacher_weight": 0.6, "teacher_temperature": 2.0},
+        {"teachers": [copies[1], copies[0]], "teacher_temperature": 2.0},
+    ):
+        with pytest.raises(ConfigError, match="learns from another teacher, or with another weight"):
+            train(corpus, **other, **given)
+    with pytest.raises(ModelFileError, match="no run folder or model file"):  # one of two
+        train(corpus, teachers=copies[1], teacher_temperature=2.0, **given)
+    with pytest.raises(ModelFileError, match="no run folder or model file"):  # no run to take it from
+        train(corpus, teachers=copies, teacher_temperature=2.0, **{**given, "out": tmp_path / "other"})
+    run = train(corpus, teachers=copies, teacher_temperature=2.0, **given)
+    assert_same(run, taught)
+    (said,) = [r["text"] for r in run.records() if r["kind"] == "notice" and "any more" in r["text"]]
+    assert said == f"no model at {str(copies[1])!r} any more: the run's own copy in {str(run.teacher)!r} teaches"
+
+
 def test_a_dry_run_has_a_lesson_too(corpus, teachers):
     plan = dry_run(corpus, teachers=[teachers[0]], teacher_weight=0.9, **settings())
-    assert any("learns from a model as well" in notice and "weight 0.9" in notice for notice in plan.notices)
+    beginning = f"learns from {str(teachers[0])!r}, a model of"
+    assert any(notice.startswith(beginning) and "weight 0.9" in notice for notice in plan.notices)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +384,12 @@ def test_a_dry_run_has_a_lesson_too(corpus, teachers):
     [
         ({"teacher_weight": 0.0}, "accepted: a weight above 0 and up to 1"),
         ({"teacher_weight": 1.5}, "a teacher of weight 1.5 at temperature 1"),
-        ({"teacher_temperature": -1.0}, "and a finite temperature above 0"),
+        ({"teacher_temperature": -1.0}, "and a temperature from 0.01 to 100"),
+        ({"teacher_temperature": 1e300}, r"at temperature 1e\+300; accepted"),
+        ({"teacher_temperature": 1e-45}, "and a temperature from 0.01 to 100"),
+        ({"teacher_temperature": math.nan}, "at temperature nan; accepted"),
+        ({"teachers": ""}, "a teacher's name is empty; accepted: a run folder or a model file"),
+        ({"teachers": ["", "nowhere"]}, "a teacher's name is empty"),
         ({"teachers": (), "teacher_weight": 0.5}, "have no meaning without one: give --teacher as well"),
         ({"training": {"num_negatives": 3}}, "num_negatives never sees the whole vocabulary: leave one of them out"),
         ({"model": {"kind": "ngram"}, "training": {}, "evaluation": {}}, "'ngram' is counted and learns from no"),

@@ -202,10 +202,11 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(corpus: Path, t
     run = train(corpus, out=tmp_path / "run", **settings(max_updates=4))
     (run.checkpoints / "update-00000003-00.tmp").mkdir()
     (run.checkpoints / "update-00000003-00.tmp" / "trainer.json").touch()
-    (run.path / "model.safetensors.tmp").touch()
-    (run.path / "mine.tmp").touch()
+    (run.path / ".elman-writing-model.safetensors").touch()
+    (run.path / "model.safetensors.tmp").write_text("mine")
     resume(run.path)
-    assert [path.name for path in run.path.rglob("*.tmp")] == ["mine.tmp"]
+    assert [path.name for path in run.path.rglob("*.tmp")] == ["model.safetensors.tmp"]
+    assert not list(run.path.rglob(".elman-*"))
 
 
 def test_a_run_that_was_being_replaced_is_taken_for_a_run_until_the_end(
@@ -510,7 +511,7 @@ def test_a_disk_that_cannot_be_written_is_one_line_and_leaves_no_half_files(
     with pytest.raises(ElmanError, match=r"cannot write .*No space left on device.*elman resume"):
         train(corpus, out=tmp_path / "run", **busy)
     monkeypatch.setattr(os, "fsync", sync)
-    assert not list((tmp_path / "run").rglob("*.tmp"))
+    assert not [*(tmp_path / "run").rglob("*.tmp"), *(tmp_path / "run").rglob(".elman-*")]
     resume(tmp_path / "run")
 
 
@@ -600,5 +601,6 @@ def test_resume_auto_goes_by_the_budgets_given_now(corpus: Path, tmp_path: Path)
 
 def test_a_folder_that_a_killed_run_began_is_taken(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "samples").mkdir(parents=True)
-    (tmp_path / "run" / "run.toml.tmp").touch()
+    (tmp_path / "run" / ".elman-writing-origin.json").touch()
     assert list(train(corpus, out=tmp_path / "run", resume="auto", **settings(max_updates=1)).records())
+    assert not list((tmp_path / "run").rglob(".elman-*"))

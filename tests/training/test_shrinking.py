@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ import torch
 
 import elman
 from elman.engine import Engine, stepper
-from elman.errors import ConfigError, ModelFileError
+from elman.errors import ConfigError, ModelFileError, UserError
 from elman.models.contract import LanguageModel
 from elman.models.file import load_model
 from elman.models.kinds import build_model, model_class, model_config
 from elman.settings import resolve
+from elman.training import shrinking
 from elman.training.folder import Run
 from elman.training.run import train
 from elman.training.shrinking import feature_moments, pruned, shrink, with_output_of_rank
@@ -262,8 +265,44 @@ def test_a_file_that_is_there_stays_and_a_model_without_its_corpus_is_refused(ru
     with pytest.raises(ConfigError, match="here' exists: give another --out"):
         shrink(run.path, tmp_path / "here", sparsity=0.5)
     assert (tmp_path / "here").read_text() == "mine"
-    with pytest.raises(ModelFileError, match="is not a run folder"):
+    with pytest.raises(ModelFileError, match=r"is not a run folder: .* judged on the validation text of its run"):
         shrink(run.model, tmp_path / "there", sparsity=0.5)
+    with pytest.raises(ModelFileError, match=r"is not a run folder: it has no run\.toml"):
+        shrink(tmp_path, tmp_path / "there", sparsity=0.5)
+
+
+@pytest.mark.parametrize("place", ["file/small", "file/new/small", "/proc/small", "x" * 300])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_computed(place, run, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(shrinking, "load_model", None)
+    with pytest.raises(UserError, match=r"cannot be written .*: give another --out") as raised:
+        shrink(run.path, tmp_path / place, sparsity=0.5)
+    assert repr(str(tmp_path / place)) in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_is_full_is_one_line(run, tmp_path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"small' cannot be written \(No space left on device\): give another --out"):
+        shrink(run.path, tmp_path / "small", sparsity=0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_pairs_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"{n}\t{n + 1}\n" for n in range(100, 300)))
+    pairs = train(
+        tmp_path / "pairs.tsv",
+        out=tmp_path / "run",
+        data={"pairs": True},
+        model={"hidden_size": 8, "embedding_size": 6},
+        training={"batch_size": 4, "max_updates": 2, "num_threads": 1},
+    )
+    with pytest.raises(ConfigError, match=r"a model of pairs .* smaller --model\.hidden-size and .* `elman eval`"):
+        shrink(pairs.path, tmp_path / "small", sparsity=0.5)
 
 
 def test_a_counted_model_has_no_matrices(run, tmp_path):

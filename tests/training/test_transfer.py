@@ -230,7 +230,7 @@ def test_a_run_tells_where_it_started_and_goes_on_without_the_model(texts, old_r
     assert stopped.model.read_bytes() == whole.model.read_bytes()
     said = [r["text"] for r in whole.records() if r["kind"] == "notice" and "tokens matched by their text" in r["text"]]
     report = whole.origin.transfer
-    assert said == [report.summary()]
+    assert said == [report.summary(str(origin))]
     assert report.num_matched == load_model(old_run.path).tokenizer.size
     assert set(report.new_tokens) == set(NEW) - set(OLD)
     model = elman.load(whole.path)

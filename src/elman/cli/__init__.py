@@ -10,17 +10,29 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
 
 import elman
 from elman.errors import ElmanError, LostProcessError
 
 _SIGINT, _SIGPIPE = 2, 13
 
+
+def _converted(kind: Any, tokens: Sequence[Token]) -> Any:
+    """What a word says, by the type that is wanted; where that is a whole number, none is rounded to one."""
+    wanted = {kind, *get_args(kind)}
+    if int in wanted and float not in wanted and not isinstance(tokens, dict):
+        for token in tokens:
+            if "." in token.value:
+                raise CoercionError(token=token, target_type=int)
+    return convert(kind, tokens)
+
+
 app = App(
     name="elman",
+    default_parameter=Parameter(converter=_converted),
     help="Train, judge, look into and sample recurrent neural language models. `elman COMMAND --help` tells more.",
     version=elman.__version__,
     result_action="return_value",

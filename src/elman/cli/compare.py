@@ -14,9 +14,6 @@ from elman.errors import UserError
 if TYPE_CHECKING:
     from elman.comparison.result import Comparison
 
-_SHOWN = (0, 1, 2, 5, 7, 9, 10)
-"""Columns of the table that a terminal has room for; the files have all."""
-
 
 def compare(
     *what: str,
@@ -137,19 +134,18 @@ def _compare_runs(runs: list[str], out: Path | None, cell: str | None, *, json: 
 
 def _print(comparison: Comparison, page: Path | None, *, json: bool) -> None:
     from elman.cli.output import clean, print_json, print_table
-    from elman.comparison.tables import about, baseline_line, columns, written
+    from elman.comparison.tables import about, baseline_line, columns, resolution_line, written
 
     if json:
         print_json(comparison.to_dict() | {"page": None if page is None else str(page)})
         return
-    headings = [columns(comparison)[index].heading for index in _SHOWN]
-    print_table(
-        clean(" ".join(about(comparison))), headings, [[row[index] for index in _SHOWN] for row in written(comparison)]
-    )
+    headings = [column.heading for column in columns(comparison)]
+    print_table(clean(" ".join(about(comparison))), headings, written(comparison))
     for verdict in comparison.verdicts[: max(0, len(comparison.contestants) - 1)]:
         print(f"{verdict}")
-    if line := baseline_line(comparison):
-        print(line)
+    for line in (resolution_line(comparison), baseline_line(comparison)):
+        if line:
+            print(line)
     for notice in comparison.notices:
         print(f"note: {clean(notice)}", file=sys.stderr)
     if not comparison.is_complete:

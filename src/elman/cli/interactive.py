@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from elman.cli.flags import OF_ONE_TEXT, OF_SEVERAL
-from elman.draft import Draft
+from elman.draft import OF_WHOLE_TEXTS, Draft
 from elman.errors import ElmanError, UserError, nearest
+from elman.reading import Unknown
 
 _HELP = """\
 NUMBER         take the token of this number
@@ -23,6 +24,7 @@ SETTING [VALUES]  the same for bad-words, suppress-tokens and logit-bias, which 
 text           print the whole text
 save FILE      save the place in the text, for --load-state
 quit           leave; so does the end of the input
+The probabilities shown are those of the next draw: after penalties, temperature and filters.
 """
 _TAIL = 200  # characters of the text shown at every step
 
@@ -34,8 +36,8 @@ class _Quit(Exception):
 class _Desk:
     """The words of the writer, turned into steps of the draft."""
 
-    def __init__(self, draft: Draft, show: Callable[[str], str]) -> None:
-        self._draft, self._show, self._num_shown = draft, show, 9
+    def __init__(self, draft: Draft, show: Callable[[str], str], unknown: Unknown) -> None:
+        self._draft, self._show, self._unknown, self._num_shown = draft, show, unknown, 9
 
     def turn(self, line: str) -> None:
         """Do what a line says."""
@@ -48,7 +50,7 @@ class _Desk:
             if reason == "boundary":
                 print("the model ends the text here")
         elif word == "type":
-            self._draft.write(rest)
+            self._draft.write(rest, unknown=self._unknown)
         elif word == "undo":
             self._draft.undo()
         elif word == "show":
@@ -67,8 +69,9 @@ class _Desk:
         elif name in OF_ONE_TEXT:
             self._draft.change(name, _given(rest, word))
         else:
-            words = ("draw", "type", "undo", "show", "text", "save", "help", "quit", *OF_ONE_TEXT)
-            raise UserError(f"unknown word {word!r}{nearest(word, words)}")
+            settings = [name.replace("_", "-") for name in OF_ONE_TEXT if name not in OF_WHOLE_TEXTS]
+            words = ("draw", "type", "undo", "show", "text", "save", "help", "quit", *settings)
+            raise UserError(f"unknown word {word!r}{nearest(word.replace('_', '-'), words)}")
 
     def state(self) -> str:
         """The end of the text and what may come next."""
@@ -80,10 +83,12 @@ class _Desk:
         return "\n".join(lines)
 
 
-def write_in_turns(draft: Draft, lines: Iterable[str], show: Callable[[str], str]) -> None:
+def write_in_turns(
+    draft: Draft, lines: Iterable[str], show: Callable[[str], str], *, unknown: Unknown = "error"
+) -> None:
     """Read lines and answer each until the writer leaves; a mistake is one line and changes nothing."""
-    desk = _Desk(draft, show)
-    print("help lists what can be said")
+    desk = _Desk(draft, show, unknown)
+    print("help lists what can be said; probabilities are after temperature and filters")
     print(desk.state())
     remaining = iter(lines)
     while True:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from elman.inspection.states import States
     from elman.inspection.units import Units
 
+_FEW_CASES = 10
+
 
 def units(
     run: Run,
@@ -282,8 +284,8 @@ def _print_closings(found: Closings) -> None:
                     one.words,
                     f"{one.cases:,}",
                     clean(name),
-                    f"{judged.which:.1%}",
-                    f"{judged.top:.1%}",
+                    _of_cases(judged.which, one.cases),
+                    _of_cases(judged.top, one.cases),
                     figure(judged.probability, 3),
                 )
                 for one in group.by_distance
@@ -295,14 +297,22 @@ def _print_closings(found: Closings) -> None:
                 f"{group.name} that had been open for so many tokens, closed within {found.within} more",
                 ["open for", "cases", "the text itself", *map(clean, found.models)],
                 [
-                    (f"{one.distance}", f"{one.cases:,}", *map(_share, (one.text, *one.models.values())))
+                    (
+                        f"{one.distance}",
+                        f"{one.cases:,}",
+                        *(_of_cases(share, one.cases) for share in (one.text, *one.models.values())),
+                    )
                     for one in group.written_on
                 ],
             )
+    numbers = [one.cases for group in found.groups for one in group.by_distance]
+    numbers += [one.cases for group in found.groups for one in group.written_on]
+    if any(0 < number < _FEW_CASES for number in numbers):
+        print(f"*: of fewer than {_FEW_CASES} cases, by which little can be judged")
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+def _of_cases(share: float | None, cases: int) -> str:
+    return "-" if share is None else f"{'*' * (cases < _FEW_CASES)}{share:.1%}"
 
 
 def errors(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,7 +34,10 @@ def print_table(
     bold: int | None = None,
     footer: bool = False,
 ) -> None:
-    """A table whose first columns are text and whose others are figures.
+    """A table whose first columns are text and whose others are figures; no name and no figure is ever cut.
+
+    Where a terminal is too narrow for it, headings fold, then long text; then the columns that find no room follow
+    below, behind the first column once more. What goes to a pipe or a file is as wide as it is.
 
     Args:
         title: a line above it.
@@ -42,16 +47,70 @@ def print_table(
         bold: the index of the row that stands out.
         footer: the last row is a sum.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if index < text_columns else "right", no_wrap=index == 0)
-    for index, row in enumerate(rows):
-        style = "bold" if index == bold else None
-        table.add_row(*(Text(cell) for cell in row), style=style, end_section=footer and index == len(rows) - 2)
-    console = Console(highlight=False, markup=False, emoji=False)
+    cells = [[cell.expandtabs() for cell in row] for row in rows]
     if title:
-        console.print(title, soft_wrap=True)
-    console.print(table)
+        Console(highlight=False, markup=False, emoji=False).print(title, soft_wrap=True)
+    room = Console().width if sys.stdout.isatty() else None
+    widths = _widths(columns, cells, text_columns, room)
+    for part in _parts(widths, room):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index in part:
+            table.add_column(
+                Text(columns[index]),
+                justify="left" if index < text_columns else "right",
+                width=widths[index],
+                overflow="fold",
+            )
+        for number, row in enumerate(cells):
+            style = "bold" if number == bold else None
+            end_section = footer and number == len(cells) - 2
+            table.add_row(*(Text(row[index]) for index in part), style=style, end_section=end_section)
+        needed = _needed([widths[index] for index in part])
+        Console(highlight=False, markup=False, emoji=False, width=max(needed, room or 0)).print(table)
+
+
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]], text_columns: int, room: int | None) -> list[int]:
+    """Of each column: as wide as it is, or with headings, and then long text, folded at spaces to fit into the room."""
+    inside = [max((_width(row[index]) for row in cells), default=0) for index in range(len(columns))]
+    whole = [max(_width(heading), width) for heading, width in zip(columns, inside, strict=True)]
+    if room is None or _needed(whole) <= room:
+        return whole
+    folded = [max(_longest_word(heading), width) for heading, width in zip(columns, inside, strict=True)]
+    least = list(folded)
+    for index in range(text_columns):
+        words = max((_longest_word(text) for text in (columns[index], *(row[index] for row in cells))), default=0)
+        least[index] = min(folded[index], max(words, room // 3))  # a name of a few words is not worth a fold
+    over = _needed(folded) - room
+    for index in sorted(range(text_columns), key=lambda index: least[index] - folded[index]):
+        less = max(0, min(over, folded[index] - least[index]))
+        folded[index] -= less
+        over -= less
+    return folded
+
+
+def _parts(widths: Sequence[int], room: int | None) -> list[list[int]]:
+    """The columns of each table that fits into the room, the first column in all of them."""
+    parts = [[0]]
+    for index in range(1, len(widths)):
+        part = [*parts[-1], index]
+        if room is None or len(parts[-1]) == 1 or _needed([widths[column] for column in part]) <= room:
+            parts[-1] = part
+        else:
+            parts.append([0, index])
+    return parts
+
+
+def _needed(widths: Sequence[int]) -> int:
+    """The width of a table: three characters stand between its columns, one at either end."""
+    return sum(widths) + 3 * (len(widths) - 1) + 2
+
+
+def _width(text: str) -> int:
+    return max(map(cell_len, text.split("\n")))
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
 
 
 def figure(value: float | None, digits: int = 4) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elman.config import SamplingConfig
     from elman.generation import Sampler
     from elman.inspection.copies import Copied
-    from elman.reading import Reading
+    from elman.reading import Reading, Unknown
 
 
 def sample(
@@ -47,7 +47,8 @@ def sample(
         prompt_file: A UTF-8 file with the prompt, '-' for standard input; its last line end belongs to it.
         seed: The same seed gives the same text; none: 0.
         stop: A string that ends the text; repeat it for several.
-        unknown: What to do with characters of the prompt that the model never saw.
+        unknown: What to do with characters of a prompt, or of what you type, that the model never saw: refuse them, or
+            leave them out.
         load_state: Go on from a place that --save-state saved; with the same seed as if nothing had come between.
         save_state: Save the place after the last token to this file.
         interactive: Write in turns with the model: see what may come next, choose, type, draw, take back.
@@ -95,7 +96,7 @@ def sample(
     with num_threads(1):
         if interactive:
             place = (start or Reading.start(bundle)).read(beginning, unknown=unknown)
-            end: Reading | None = _write_in_turns(place, sampling, seed or 0)
+            end: Reading | None = _write_in_turns(place, sampling, seed or 0, unknown)
         else:
             sampler = Sampler(
                 bundle,
@@ -122,13 +123,13 @@ def _refuse(names: Sequence[str], asked: Mapping[str, Mapping[str, object]], whe
             raise UserError(f"--{name.replace('_', '-')} has no meaning with {where}: leave it out")
 
 
-def _write_in_turns(place: Reading, sampling: SamplingConfig, seed: int) -> Reading:
+def _write_in_turns(place: Reading, sampling: SamplingConfig, seed: int, unknown: Unknown) -> Reading:
     from elman.cli.interactive import write_in_turns
     from elman.cli.output import clean
     from elman.draft import Draft
 
     draft = Draft(place, sampling, seed=seed)
-    write_in_turns(draft, sys.stdin, clean if sys.stdout.isatty() else str)
+    write_in_turns(draft, sys.stdin, clean if sys.stdout.isatty() else str, unknown=unknown)
     return draft.place
 
 

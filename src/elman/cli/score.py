@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elman.models.file import Bundle
     from elman.scoring import LineScore, TextScore, TokenScore
     from elman.text.sources import Piece
+    from elman.text.tokenizers import Unknown
 
 _READ_AT_ONCE = 1 << 16
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -40,6 +41,7 @@ def score(
     top: int | None = None,
     rank: Switch = False,
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)] = "",
+    unknown: Literal["error", "skip", "token"] | None = None,
     json: Switch = False,
     cell: OwnCell = None,
 ) -> None:
@@ -56,9 +58,12 @@ def score(
         top: How many of the most surprising places to show; none: 10.
         rank: Every line is a text of its own: the most probable first.
         prompt: What stands before each of the texts to rank, given and not scored.
+        unknown: What to do with what the model never saw: refuse it, leave it out, or read it as <unk>; none: error
+            with --rank, else token.
         json: One JSON object on standard output; with --by or --follow one on each line.
     """
     from elman.models.file import load_model
+    from elman.scoring import score_stream
     from elman.translation import is_of_pairs
 
     if rank and (by or follow or threshold is not None or quantile is not None):
@@ -76,11 +81,13 @@ def score(
         raise UserError("--top belongs to the summary: leave it out with --by, --follow, --rank and marks")
     pieces = _pieces(bundle, text or ("-",), follow)
     if rank:
-        _print_ranking(bundle, pieces, prompt, json=json)
-    elif by or follow or threshold is not None or quantile is not None:
-        _print_as_read(bundle, pieces, by or "line", _Marks(threshold, quantile), only_marked=marked, json=json)
+        _print_ranking(bundle, pieces, prompt, unknown or "error", json=json)
+        return
+    tokens = score_stream(bundle, pieces, unknown=unknown or "token")
+    if by or follow or threshold is not None or quantile is not None:
+        _print_as_read(tokens, by or "line", _Marks(threshold, quantile), only_marked=marked, json=json)
     else:
-        _print_summary(bundle, pieces, 10 if top is None else top, json=json)
+        _print_summary(tokens, 10 if top is None else top, json=json)
 
 
 def _pieces(bundle: Bundle, names: tuple[str, ...], follow: bool) -> Iterator[Piece]:
@@ -154,8 +161,7 @@ class _Marks:
 
 
 def _print_as_read(
-    bundle: Bundle,
-    pieces: Iterator[Piece],
+    tokens: Iterator[TokenScore],
     by: Literal["line", "token"],
     is_marked: _Marks,
     *,
@@ -163,9 +169,8 @@ def _print_as_read(
     json: bool,
 ) -> None:
     from elman.cli.output import clean, print_json
-    from elman.scoring import by_line, score_stream
+    from elman.scoring import by_line
 
-    tokens = score_stream(bundle, pieces)
     items: Iterable[LineScore | TokenScore] = by_line(tokens) if by == "line" else tokens
     with suppress(KeyboardInterrupt):  # the way to end what never ends
         for item in items:
@@ -196,15 +201,15 @@ def _figures(item: LineScore | TokenScore) -> dict[str, Any]:
     return {"position": item.position, "text": item.text, "nats": item.nats, "nats_per_token": item.nats}
 
 
-def _print_summary(bundle: Bundle, pieces: Iterator[Piece], top: int, *, json: bool) -> None:
+def _print_summary(tokens: Iterator[TokenScore], top: int, *, json: bool) -> None:
     from elman.cli.output import clean, figure, print_json, print_table
-    from elman.scoring import most_surprising, score_stream
+    from elman.scoring import most_surprising
 
     num_tokens, nats = 0, 0.0
 
     def counted() -> Iterator[TokenScore]:
         nonlocal num_tokens, nats
-        for token in score_stream(bundle, pieces):
+        for token in tokens:
             num_tokens, nats = num_tokens + 1, nats + token.nats
             yield token
 
@@ -241,7 +246,7 @@ def _visible(text: str) -> str:
     return text.replace("\n", "↵").replace("\t", "→")
 
 
-def _print_ranking(bundle: Bundle, pieces: Iterator[Piece], prompt: str, *, json: bool) -> None:
+def _print_ranking(bundle: Bundle, pieces: Iterator[Piece], prompt: str, unknown: Unknown, *, json: bool) -> None:
     from elman.cli.output import clean, figure, print_json, print_table
     from elman.scoring import score_texts
 
@@ -249,7 +254,9 @@ def _print_ranking(bundle: Bundle, pieces: Iterator[Piece], prompt: str, *, json
     texts = [line for line in whole.split("\n") if line]
     if not texts:
         raise TextError("there is no text to rank: give one on each line")
-    ranked: list[TextScore] = sorted(score_texts(bundle, texts, prompt=prompt), key=lambda found: found.nats)
+    ranked: list[TextScore] = sorted(
+        score_texts(bundle, texts, prompt=prompt, unknown=unknown), key=lambda found: found.nats
+    )
     if json:
         print_json({"prompt": prompt, "ranking": [vars(s) | {"nats_per_token": s.nats_per_token} for s in ranked]})
         return

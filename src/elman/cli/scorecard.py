@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,8 +28,10 @@ def scorecard(
     threads: int = 1,
     out: Path | None = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Measure recurrence against attention: what a token costs in training and in generation, and what is carried.
+
+    Fewer kinds, lengths, positions and distances take less time. After Ctrl-C what is measured by then is written.
 
     Args:
         kinds: Of models; none: elman,lstm,gru,mingru,mamba,transformer.
@@ -37,7 +40,7 @@ def scorecard(
         positions: Of the token that is generated; none: 10,100,1000,10000.
         distances: In tokens, of the gradient's path; none: 16,64,256.
         window: Tokens that a Transformer attends to; none: all of the text.
-        seconds: Spent on each figure.
+        seconds: Spent on each figure at least: the longest take four calls, however long these are.
         device: Where to measure; auto takes a GPU where there is one.
         threads: Of PyTorch on the CPU.
         out: A folder for the page and the picture.
@@ -45,22 +48,33 @@ def scorecard(
     from elman.cli.output import print_json, print_table
     from elman.comparison import scorecard as cards
 
-    found = cards.measure(
-        kinds.split(",") if kinds else cards.KINDS,
-        num_parameters=parameters,
-        lengths=_numbers("--lengths", lengths) or cards.LENGTHS,
-        positions=_numbers("--positions", positions) or cards.POSITIONS,
-        distances=_numbers("--distances", distances) or cards.DISTANCES,
-        window=window,
-        seconds=seconds,
-        device=device,
-        threads=threads,
-        tell=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    measured: list[cards.Scorecard] = []
+    code = 0
+    try:
+        cards.measure(
+            kinds.split(",") if kinds else cards.KINDS,
+            num_parameters=parameters,
+            lengths=_numbers("--lengths", lengths) or cards.LENGTHS,
+            positions=_numbers("--positions", positions) or cards.POSITIONS,
+            distances=_numbers("--distances", distances) or cards.DISTANCES,
+            window=window,
+            seconds=seconds,
+            device=device,
+            threads=threads,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+            keep=measured.append,
+        )
+    except KeyboardInterrupt:
+        if not measured:
+            print("stopped before the first model was measured: nothing is written", file=sys.stderr)
+            return 128 + signal.SIGINT
+        code = 128 + signal.SIGINT
+        print("stopped: here is what was measured by then", file=sys.stderr)
+    found = measured[-1]
     written = [] if out is None else cards.write_scorecard(found, out)
     if json:
         print_json(found.to_dict() | {"files": [str(path) for path in written]})
-        return
+        return code
     titles = (
         ("training: microseconds for each token, by the length of the rows", "training", 1e6),
         ("generation: milliseconds for one more token, by its position", "generation", 1e3),
@@ -84,10 +98,11 @@ def scorecard(
     print("k is that of cost = c size^k: 0 is constant, 1 linear, 2 quadratic")
     for path in written:
         print(path)
+    return code
 
 
 def _exponent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value:z.2f}"
 
 
 def _share(value: float | None) -> str:

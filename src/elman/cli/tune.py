@@ -26,9 +26,9 @@ def tune(
 
     Args:
         corpus: As `elman train` takes it.
-        out: The folder of the search; the same command goes on with it, and several may work on it at once.
+        out: The folder of one search; the same command goes on with it, and several may work on it at once.
         search: What to search, SETTING=LOW..HIGH or SETTING=A,B,C; none: rates, width and dropout. Repeat it.
-        trials: In all, those that are in the folder counted.
+        trials: In all: those that are in the folder already count.
     """
     from elman.cli.display import Display
     from elman.cli.output import print_json

@@ -4,7 +4,8 @@
     print(comparison.verdicts[0])
 
 The folder holds a run for every model and seed, named by a digest of its settings. What is there is used again, what is
-missing is trained, so that a comparison may be stopped, gone on with and widened.
+missing is trained, so that a comparison may be stopped, gone on with and widened. One that is narrower than what the
+folder holds says how much it leaves out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from elman.errors import TrainingError, UserError
 from elman.inspection.architecture import describe
 from elman.models.file import load_model
 from elman.settings import Config, with_corpus
-from elman.training.folder import Run
+from elman.training.folder import JUDGED_FILE, Run
 from elman.training.history import History
 from elman.training.report import judged_in
 
@@ -101,7 +102,9 @@ def compare(
         for one in contestants
     ]
     figure, in_order = ranked(contestants)
-    dataset, notices = plans[0].dataset, (*sweep.notices(), *failures)
+    # Before its sweep is done, nobody knows which trainings are those of this comparison.
+    others = work.others(plans) if sweep.is_complete else []
+    dataset, notices = plans[0].dataset, (*sweep.notices(), *failures, *others)
     return Comparison(
         corpus=dataset.corpus_name,
         corpus_sha256=dataset.sha256,
@@ -212,13 +215,7 @@ class _Work:
 
     def finals(self, plans: Sequence[Plan]) -> tuple[list[Contestant], list[str], bool]:
         """Train each model with each seed: what came of it, what went wrong, and whether all of it is done."""
-        # Seed by seed, so that a comparison that is stopped has something of every model.
-        trials = [
-            self._trial(plan, seed)
-            for seed in self.seeds
-            for plan in plans
-            if seed == self.seeds[0] or not plan.is_counted
-        ]
+        trials = self._finals(plans)
         # What takes the model and not only its log is done while the trial is this process's.
         is_complete = carry_out(trials, self.watch, lambda trial: _finish(trial, trials[0]))
         contestants = []
@@ -230,6 +227,27 @@ class _Work:
                 contestants.append(contestant_of(plan.name, plan.config, outcomes, cell=done[0].own_cell))
         failures = [f"{trial.name}: {trial.failure}" for trial in trials if trial.failure is not None]
         return contestants, failures, is_complete
+
+    def _finals(self, plans: Sequence[Plan]) -> list[Trial]:
+        # Seed by seed, so that a comparison that is stopped has something of every model.
+        return [
+            self._trial(plan, seed)
+            for seed in self.seeds
+            for plan in plans
+            if seed == self.seeds[0] or not plan.is_counted
+        ]
+
+    def others(self, plans: Sequence[Plan]) -> list[str]:
+        """A line on what was trained and judged in the folder for other comparisons, if there is any.
+
+        Trainings of a sweep are never judged.
+        """
+        mine = {trial.run.path.name for trial in self._finals(plans)}
+        count = sum(path.parent.name not in mine for path in self.folder.glob(f"*/{JUDGED_FILE}"))
+        trainings = (
+            "1 finished training in this folder is" if count == 1 else f"{count} finished trainings in this folder are"
+        )
+        return [f"{trainings} not part of this comparison: of other models, seeds or settings"] if count else []
 
     def _trial(self, plan: Plan, seed: int) -> Trial:
         return Trial(plan, seed, self.folder)

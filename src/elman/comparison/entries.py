@@ -252,7 +252,7 @@ def sized(model: ModelConfig, num_parameters: int, vocab_size: int) -> Settings:
     if abs(known[width] - num_parameters) > _TOLERANCE * num_parameters:
         raise ConfigError(
             f"no width of model.kind {model.kind!r} comes within {_TOLERANCE:.0%} of {num_parameters:,} parameters: "
-            f"the nearest, {width}, has {known[width]:,}; give another --parameters"
+            f"the nearest, width {width}, has {known[width]:,}; give another --parameters"
         )
     return of_width(width)
 

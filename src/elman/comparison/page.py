@@ -16,7 +16,7 @@ import numpy as np
 from elman.cells import cell_names, find_cell
 from elman.comparison.entries import PASSES_IN_TRAINING
 from elman.comparison.result import Comparison, Contestant, Outcome
-from elman.comparison.tables import about, baseline_line, columns, write_tables, written
+from elman.comparison.tables import about, baseline_line, columns, resolution_line, write_tables, written
 from elman.comparison.trials import check_folder
 from elman.models.kinds import kind_names, model_config_class
 from elman.page import COLOURS, Page, new_figure
@@ -107,8 +107,9 @@ def _outcome(page: Page, comparison: Comparison) -> None:
         [[row[place] for place in kept] for row in written(comparison)],
         "Tokens, floating-point operations and seconds: of one training.",
     )
-    if line := baseline_line(comparison):
-        page.text(line)
+    for line in (resolution_line(comparison), baseline_line(comparison)):
+        if line:
+            page.text(line)
     for notice in comparison.notices:
         page.text(f"Note: {legible(notice)}.")
     if not comparison.is_complete:

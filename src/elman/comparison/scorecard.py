@@ -23,7 +23,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,13 @@ class Scorecard:
 
     cards: tuple[Card, ...]
     where: dict[str, Any]
+    is_complete: bool = True
+    """False where there were more ways to measure."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
-        return {"where": self.where, "cards": [card.to_dict() for card in self.cards]}
+        cards = [card.to_dict() for card in self.cards]
+        return {"where": self.where, "is_complete": self.is_complete, "cards": cards}
 
 
 def measure(
@@ -133,6 +136,7 @@ def measure(
     device: str = "auto",
     threads: int = 1,
     tell: Callable[[str], None] = lambda line: None,
+    keep: Callable[[Scorecard], None] = lambda scorecard: None,
 ) -> Scorecard:
     """Measure every kind.
 
@@ -143,39 +147,64 @@ def measure(
         positions: in a text, of the token that is generated.
         distances: in tokens, of the gradient's path.
         window: tokens that a Transformer attends to; none: all of the longest text.
-        seconds: spent on each figure, three calls at least.
+        seconds: spent on each figure at least, and four calls at least, however long they take.
         device: auto, cpu, cuda or mps.
         threads: of PyTorch on the CPU.
-        tell: gets a line for each way that is begun.
+        tell: gets a line for each figure that is begun.
+        keep: gets what is measured by then whenever a kind is done, for one who may stop before the end.
     """
     if min(*lengths, *positions, *distances, 2) < 1 or seconds <= 0:
         raise UserError("lengths, positions and distances start at 1, and seconds above 0")
     place = choose_device(device)
     longest = max(*lengths, *positions)
-    cards = []
+    cards: list[Card] = []
     with num_threads(threads):
         clock = _Clock(place, threads, seconds)
         peak = _peak(clock)
-        for kind in kinds:
-            tell(f"measuring {kind}")
-            network = _model(kind, num_parameters, longest if window is None else window, place)
-            card = _card(kind, network, clock, peak, lengths, positions, distances)
-            cards.append(card)
+        where = _where(clock, peak, threads, max(lengths))
+        # All at first: what cannot be made is refused before anything is measured.
+        networks = [_model(kind, num_parameters, longest if window is None else window, place) for kind in kinds]
+        for number, (kind, network) in enumerate(zip(kinds, networks, strict=True), 1):
+            now = _Teller(tell, f"measuring {kind} ({number} of {len(kinds)})")
+            card = _card(kind, network, clock, peak, lengths, positions, distances, now)
             if _is_growing(network):
-                cards[-1] = replace(card, way=f"{kind}, cache")
-                tell(f"measuring {kind} without its cache")
-                cost = Growth(tuple(positions), tuple(clock(_reads_again(network, at)) for at in positions))
-                cards.append(replace(card, way=f"{kind}, reading again", generation=cost, state=None))
-    where = {
+                costs = [
+                    clock(_reads_again(network, at)) for at in now("one more token without a cache, at", positions)
+                ]
+                again = Growth(tuple(positions), tuple(costs))
+                cards.append(replace(card, way=f"{kind}, cache"))
+                cards.append(replace(card, way=f"{kind}, reading again", generation=again, state=None))
+            else:
+                cards.append(card)
+            keep(Scorecard(tuple(cards), where, is_complete=number == len(kinds)))
+    return Scorecard(tuple(cards), where)
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Says of each figure that it is begun."""
+
+    tell: Callable[[str], None]
+    what: str
+
+    def __call__(self, figure: str, sizes: Sequence[int]) -> Iterator[int]:
+        """The sizes, each told before it is given."""
+        for size in sizes:
+            self.tell(f"{self.what}: {figure} {size:,}")
+            yield size
+
+
+def _where(clock: _Clock, peak: float, threads: int, num_tokens: int) -> dict[str, Any]:
+    place = clock.device
+    return {
         "device": torch.cuda.get_device_name() if place.type == "cuda" else platform.processor() or platform.machine(),
         "threads": threads,
         "clock": "processor time" if clock.is_of_processor else "elapsed time",
         "cpus": os.cpu_count(),
         "torch": torch.__version__,
         "peak_operations_per_second": peak,
-        "tokens_per_update": max(lengths),
+        "tokens_per_update": num_tokens,
     }
-    return Scorecard(tuple(cards), where)
 
 
 def _model(kind: str, num_parameters: int, window: int, device: torch.device) -> LanguageModel:
@@ -233,21 +262,30 @@ def _card(
     lengths: Sequence[int],
     positions: Sequence[int],
     distances: Sequence[int],
+    now: _Teller,
 ) -> Card:
     num_tokens = max(lengths)
-    per_token = [clock(_trains(network, max(1, num_tokens // length), length)) / num_tokens for length in lengths]
+    per_token = [
+        clock(_trains(network, max(1, num_tokens // length), length)) / num_tokens
+        for length in now("training in rows of", lengths)
+    ]
+    (row,) = now("reading at once, and token by token, a row of", [_READ_ALONE])
+    parallelism = clock(_reads_singly(network, row)) / clock(_reads_at_once(network, row))
     states = [_state_before(network, position) for position in positions]
+    ahead = zip(now("one more token, at", positions), states, strict=True)
+    generation = tuple(clock(_carries_on(network, state)) for _, state in ahead)
     operations = operations_per_token(network)
     exact = build_model(network.config, _VOCAB_SIZE, seed=1, dtype=torch.float64)
+    steps = tuple(float(gradient_path(exact, distance)) for distance in now("the gradient's path over", distances))
     return Card(
         way=kind,
         parameters=network.num_parameters,
         operations=operations,
         training=Growth(tuple(lengths), tuple(per_token)),
-        parallelism=clock(_reads_singly(network)) / clock(_reads_at_once(network)),
-        generation=Growth(tuple(positions), tuple(clock(_carries_on(network, state)) for state in states)),
+        parallelism=parallelism,
+        generation=Growth(tuple(positions), generation),
         state=Growth(tuple(positions), tuple(float(state.num_bytes) for state in states)),
-        gradient_path=Growth(tuple(distances), tuple(float(gradient_path(exact, d)) for d in distances)),
+        gradient_path=Growth(tuple(distances), steps),
         share_of_peak=None if _is_growing(network) else PASSES_IN_TRAINING * operations / min(per_token) / peak,
     )
 
@@ -299,8 +337,8 @@ def _reads_again(network: LanguageModel, position: int) -> Callable[[], Tensor]:
     return call
 
 
-def _reads_at_once(network: LanguageModel) -> Callable[[], Tensor]:
-    tokens_BT = _tokens(network, 1, _READ_ALONE)
+def _reads_at_once(network: LanguageModel, length: int) -> Callable[[], Tensor]:
+    tokens_BT = _tokens(network, 1, length)
 
     @torch.no_grad()
     def call() -> Tensor:
@@ -309,8 +347,8 @@ def _reads_at_once(network: LanguageModel) -> Callable[[], Tensor]:
     return call
 
 
-def _reads_singly(network: LanguageModel) -> Callable[[], State]:
-    tokens_BT = _tokens(network, 1, _READ_ALONE)
+def _reads_singly(network: LanguageModel, length: int) -> Callable[[], State]:
+    tokens_BT = _tokens(network, 1, length)
 
     @torch.no_grad()
     def call() -> State:
@@ -392,10 +430,11 @@ def _weight(node: Node) -> int:
 def scorecard_page(scorecard: Scorecard) -> Page:
     """The scorecard as one page."""
     where = scorecard.where
+    end = "" if scorecard.is_complete else " It was stopped: there were more models to measure."
     page = Page(
         "Recurrence against attention",
         f"Models of about {scorecard.cards[0].parameters:,} parameters, measured on {where['device']}, "
-        f"{where['threads']} thread of PyTorch {where['torch']}, {where['clock']}.",
+        f"{where['threads']} thread of PyTorch {where['torch']}, {where['clock']}.{end}",
     )
     page.section("One picture", "Both axes are logarithmic: a straight line is a power, and its slope says which.")
     page.figure(picture(scorecard), "Lower is better everywhere.")
@@ -438,7 +477,7 @@ def table(scorecard: Scorecard) -> list[list[str | int]]:
             value = getattr(card, name)
             if isinstance(value, Growth):
                 value = value.exponent
-            row.append("–" if value is None else value if isinstance(value, int) else f"{value:.2f}")
+            row.append("–" if value is None else value if isinstance(value, int) else f"{value:z.2f}")
         rows.append(row)
     return rows
 
@@ -453,6 +492,7 @@ def picture(scorecard: Scorecard) -> Any:
     )
     figure, axes = new_figure(2, 2, height=7.0)
     for (name, title, label, factor), one_axes in zip(panels, axes.flat, strict=True):
+        measured: Sequence[int] = ()
         for number, card in enumerate(scorecard.cards):
             growth = getattr(card, name)
             again = "reading again" in card.way
@@ -463,8 +503,11 @@ def picture(scorecard: Scorecard) -> Any:
             # Lines that lie on each other stay visible.
             width = 1.2 + 0.5 * (len(scorecard.cards) - number) / len(scorecard.cards)
             one_axes.plot(growth.sizes, costs, marker="o", markersize=3.5, linewidth=width, label=card.way)
+            measured = growth.sizes
         one_axes.set_xscale("log")
         one_axes.set_yscale("log")
+        one_axes.set_xticks(measured, [f"{size:,}" for size in measured])
+        one_axes.xaxis.minorticks_off()
         one_axes.set_title(title, fontsize=10)
         one_axes.set_xlabel(label)
     axes[0, 1].legend(frameon=False, fontsize=8)

@@ -56,6 +56,11 @@ class Difference:
         """Whether the interval leaves zero out; none where there is no interval."""
         return None if self.low is None or self.high is None else self.low > 0 or self.high < 0
 
+    @property
+    def half_width(self) -> float | None:
+        """Of the interval: what the mean has to exceed to be certain; none where there is no interval."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
         return vars(self) | {"is_certain": self.is_certain}

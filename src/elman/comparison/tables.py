@@ -91,7 +91,7 @@ def as_markdown(comparison: Comparison) -> str:
     headings = [column.heading for column in columns(comparison)]
     lines = [_line(headings), "|---" * len(headings) + "|", *map(_line, written(comparison)), ""]
     lines += [f"- {verdict}." for verdict in comparison.verdicts[: max(0, len(comparison.contestants) - 1)]]
-    lines += [f"- {line}" for line in [baseline_line(comparison)] if line]
+    lines += [f"- {line}" for line in (resolution_line(comparison), baseline_line(comparison)) if line]
     lines += [f"- Note: {notice}." for notice in comparison.notices]
     return "\n".join([*about(comparison), "", *lines]) + "\n"
 
@@ -103,6 +103,28 @@ def about(comparison: Comparison) -> list[str]:
         f"On the {comparison.split} part of {comparison.corpus}, which no training saw; {terms}.",
         f"The mean over the seeds of {comparison.unit}, lower is better; the spread is their standard deviation.",
     ]
+
+
+def resolution_line(comparison: Comparison) -> str | None:
+    """How large a difference would have to be where the best cannot be told from others; none where all can be."""
+    others = max(0, len(comparison.contestants) - 1)
+    # Counts that are alike are not certain either, but no seed would change them.
+    unsure = [
+        verdict
+        for verdict in comparison.verdicts[:others]
+        if verdict.difference.is_certain is False and verdict.difference.half_width
+    ]
+    if not unsure:
+        return None
+    halves = sorted(verdict.difference.half_width or 0.0 for verdict in unsure)
+    names = {name for verdict in unsure for name in (verdict.better, verdict.worse)}
+    counts = {len(one.outcomes) for one in comparison.contestants if one.name in names and not one.is_counted}
+    seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    above = " to ".join(dict.fromkeys(f"{half:.4f}" for half in (halves[0], halves[-1])))
+    return (
+        f"With {seeds} seeds each, models that cannot be told apart would have to differ by more than {above} "
+        f"{comparison.unit}; more seeds narrow this."
+    )
 
 
 def baseline_line(comparison: Comparison) -> str | None:

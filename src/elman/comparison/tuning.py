@@ -4,12 +4,14 @@
 
 Each trial is a training of its own, judged by its best estimate on the validation part; the test part is never looked
 at. Trials that fall behind the median of the others at the same estimate are given up. The study is a journal in the
-folder, one line for each event, which several commands may write at once. What was best stands in ``best.toml``, which
-``elman train --config`` takes.
+folder, one line for each event, which several commands may write at once. It says what the search is about, and a
+command about something else is refused: its trials could not be judged beside the others. What was best stands in
+``best.toml``, which ``elman train --config`` takes.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import warnings
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from elman.config import BUDGETS, CountedConfig
+from elman.data.prepare import prepare
 from elman.errors import ConfigError, MissingExtraError, TrainingError, UserError
 from elman.files import write_atomically
 from elman.settings import Config, resolve, with_corpus
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
 
 JOURNAL_FILE, BEST_FILE = "study.journal", "best.toml"
 
-_STOPPED = "stopped"
+_STOPPED, _ABOUT = "stopped", "about"
+_SEARCH_OF = "the search of "
+_MAX_DIFFERENCES = 3
 _NUM_UNPRUNED = 4
 """Trials that run to their end before any is given up, and by which the sampler begins to learn."""
 
@@ -80,6 +85,9 @@ class Choice:
         if self.low is None or self.high is None:
             return self.values
         return tuple(f"{end:.0f}" if self.is_whole else repr(end) for end in (self.low, self.high))
+
+    def __str__(self) -> str:
+        return f"{self.setting}={(',' if self.low is None else '..').join(self.ends)}"
 
     def suggest(self, trial: optuna.Trial) -> int | float | str:
         """What a trial takes."""
@@ -142,7 +150,7 @@ def tune(
 
     Args:
         corpus: as :func:`elman.train` takes it.
-        out: the folder of the search; trials that are in it count.
+        out: the folder of the search; trials that are in it count, so it has to be the same search.
         search: what is searched, as :meth:`Choice.parse` reads it; none: :func:`default_choices`.
         num_trials: in all.
         preset: a named set of settings to start from.
@@ -154,7 +162,8 @@ def tune(
 
     Raises:
         MissingExtraError: Optuna is not installed.
-        UserError: settings are not accepted, or there is no budget or no validation part.
+        UserError: settings are not accepted, there is no budget or no validation part, or the folder holds another
+            search: of another text, other settings or a budget of its own, or of something else.
     """
     try:
         import optuna
@@ -165,9 +174,13 @@ def tune(
     _check(base, num_trials)
     choices = [Choice.parse(text) for text in search] or default_choices(base)
     folder = Path(out)
-    study = _study(optuna, folder, base.seed)
     objective = _Objective(optuna, folder, given, preset, config, choices, callbacks, should_stop, tell)
     objective.check()
+    about = _about(base, choices)
+    study = _study(optuna, folder, base.seed)
+    _refuse_another_search(study, folder, about)
+    if (there := len(_settled(study))) >= num_trials:
+        tell(f"{there} trials are in {str(folder)!r} already, {num_trials} are asked for in all: give more to go on")
     with suppress(_Stopped):
         while not should_stop() and len(_settled(study)) < num_trials:
             study.optimize(objective, n_trials=1, catch=(TrainingError, ConfigError))
@@ -183,6 +196,54 @@ def _check(base: Config, num_trials: int) -> None:
         raise UserError("trials are judged on the validation part: set data.valid_fraction above 0")
     if num_trials < 1:
         raise UserError(f"{num_trials} trials were asked for; accepted: 1 and more")
+
+
+def _about(base: Config, choices: Sequence[Choice]) -> dict[str, Any]:
+    """What decides the result of a search, by name, as JSON keeps it: text, settings with the budget, what is searched.
+
+    Raises:
+        UserError: the text cannot be read, or one setting is searched twice.
+    """
+    searched = {choice.setting: str(choice).partition("=")[2] for choice in choices}
+    if len(searched) < len(choices):
+        twice = next(name for name in searched if sum(choice.setting == name for choice in choices) > 1)
+        raise UserError(f"{twice} is searched twice: give it one range, or one list of values")
+    settings = base.to_dict()
+    del settings["preset"]
+    del settings["data"]["corpus"]  # the text counts, not where it lies
+    about = {f"{_SEARCH_OF}{name}": accepted for name, accepted in sorted(searched.items())}
+    for section, value in settings.items():
+        fields = (
+            {f"{section}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {section: value}
+        )
+        about |= {name: one for name, one in fields.items() if name not in searched}
+    dataset = prepare(base.data, base.text, base.tokenizer)
+    found: dict[str, Any] = json.loads(json.dumps({"the text": [dataset.corpus_name, dataset.sha256], **about}))
+    return found
+
+
+def _refuse_another_search(study: optuna.Study, folder: Path, about: dict[str, Any]) -> None:
+    """Write into a new study what it is about. Raises UserError: it is about something else."""
+    if _ABOUT not in study.user_attrs and not study.trials:
+        study.set_user_attr(_ABOUT, about)
+    there = study.user_attrs.get(_ABOUT)
+    if there is None:
+        raise UserError(f"{str(folder)!r} holds a search that does not say what it is about: give another --out")
+
+    def value(found: Mapping[str, Any], name: str) -> str:
+        return "none" if found.get(name) is None else str(found[name])
+
+    # A text may lie elsewhere by now, or bear another name.
+    names = there.keys() | about.keys()
+    told = {name.removeprefix(_SEARCH_OF) for name in names if name.startswith(_SEARCH_OF)} | {"the text"}
+    differences = [f"{name} ({value(there, name)} there, {value(about, name)} here)" for name in sorted(names - told)
+                   if there.get(name) != about.get(name)]  # fmt: skip
+    if there["the text"][1] != about["the text"][1]:
+        differences.insert(0, f"the text ({there['the text'][0]} there, {about['the text'][0]} here)")
+    if differences:
+        more = len(differences) - _MAX_DIFFERENCES
+        shown = [*differences[:_MAX_DIFFERENCES], *([f"{more} more"] if more > 0 else [])]
+        raise UserError(f"{str(folder)!r} holds another search; it differs in {', '.join(shown)}: give another --out")
 
 
 def _study(module: Any, folder: Path, seed: int) -> optuna.Study:

@@ -52,6 +52,12 @@ class Decoder(ABC):
         return ""
 
 
+def never_seen(missing: Sequence[str]) -> str:
+    """What a text holds that a vocabulary lacks, for a message."""
+    units = "character or word" if len(missing) == 1 else "characters or words"
+    return f"{len(missing)} {units} that the model never saw: {' '.join(map(repr, missing[:20]))}"
+
+
 class Tokenizer(ABC):
     """The interface of all tokenizers.
 
@@ -122,9 +128,11 @@ class Tokenizer(ABC):
             return ids[ids >= 0]
         lacking = self.unknown_characters("".join(piece.text for piece in pieces))
         shown = ", ".join(map(repr, lacking[:10])) + (" ..." if len(lacking) > 10 else "")
+        units = _UNITS[self.level] if len(lacking) != 1 else _UNITS[self.level].removesuffix("s")
+        as_token = "" if self.unknown_id is None else f", --unknown token reads them as {UNKNOWN}"
         raise TextError(
-            f"the vocabulary of {self.size} lacks {len(lacking)} {_UNITS[self.level]} of the text: {shown}; "
-            f"--unknown skip leaves them out, --unknown token reads them as {UNKNOWN}"
+            f"the vocabulary of {self.size} lacks {len(lacking)} {units} of the text: {shown}; "
+            f"--unknown skip leaves them out{as_token}"
         )
 
     def _with_boundaries(self, ids: Ids, pieces: Sequence[Piece], lengths: Sequence[int]) -> Ids:

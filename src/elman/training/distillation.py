@@ -38,6 +38,8 @@ from elman.text.tokenizers import Tokenizer
 
 WEIGHT, TEMPERATURE = 0.5, 1.0
 """What w and T are where nobody says (docs/smaller.md has what others came to)."""
+_TEMPERATURES = 0.01, 100.0
+"""The lowest T and the highest: beyond them p_T is one token or all alike, and what is left of T is rounding."""
 _ABOUT = "teacher.json"
 _PART = "teacher"
 """How the names of its parts of a state begin."""
@@ -60,20 +62,29 @@ class Teacher:
     Args:
         models: of the student's tokens.
         weight: w, above 0; 1 leaves the text's own next token out.
-        temperature: T, above 0.
+        temperature: T, from 0.01 to 100.
+        names: of the models, as a person gave them, for :meth:`summary`; none: they have none.
 
     Raises:
         ConfigError: the numbers are out of range.
     """
 
-    def __init__(self, models: Sequence[Bundle], *, weight: float = WEIGHT, temperature: float = TEMPERATURE) -> None:
-        if not 0 < weight <= 1 or not 0 < temperature < math.inf:
+    def __init__(
+        self,
+        models: Sequence[Bundle],
+        *,
+        weight: float = WEIGHT,
+        temperature: float = TEMPERATURE,
+        names: Sequence[str | Path] = (),
+    ) -> None:
+        lowest, highest = _TEMPERATURES
+        if not 0 < weight <= 1 or not lowest <= temperature <= highest:
             raise ConfigError(
                 f"a teacher of weight {weight:g} at temperature {temperature:g}; accepted: a weight above 0 and up to "
-                "1, and a finite temperature above 0"
+                f"1, and a temperature from {lowest:g} to {highest:g}"
             )
         self.weight, self.temperature = weight, temperature
-        self._models = tuple(models)
+        self._models, self._names = tuple(models), tuple(map(str, names))
         self._sha256s = [hashlib.sha256(model_bytes(model)).hexdigest() for model in models]
         for model in models:
             model.network.requires_grad_(False)
@@ -93,15 +104,13 @@ class Teacher:
 
     def summary(self) -> str:
         """The same in one line."""
-        named = [
-            f"{model['corpus'] or 'an unnamed text'} after {model['updates'] or 0:,} updates"
-            for model in self.to_dict()["models"]
-        ]
-        models = "a model" if len(named) == 1 else f"{len(named)} models"
-        return (
-            f"learns from {models} as well: {', '.join(named)}; weight {self.weight:g}, temperature "
-            f"{self.temperature:g}"
-        )
+        named = []
+        for number, model in enumerate(self.to_dict()["models"]):
+            updates = model["updates"] or 0
+            name = f"{self._names[number]!r}, " if self._names else ""
+            after = f"after {updates:,} update{'s' * (updates != 1)}"
+            named.append(f"{name}a model of {model['corpus'] or 'an unnamed text'} {after}")
+        return f"learns from {' and '.join(named)} as well; weight {self.weight:g}, temperature {self.temperature:g}"
 
     def prepare(self, config: Config, student: LanguageModel, tokenizer: Tokenizer) -> None:
         """Go to the student's device.
@@ -217,12 +226,19 @@ def load_teacher(
         weight: as :class:`Teacher` has it; none: :data:`WEIGHT`.
         temperature: the same; none: :data:`TEMPERATURE`.
         cell: the student's, where it is a person's own; it counts for models that were trained with it.
+
+    Raises:
+        ConfigError: a name is empty, or the numbers are out of range.
+        ModelFileError: there is no such model.
     """
+    if "" in names:
+        raise ConfigError("a teacher's name is empty; accepted: a run folder or a model file")
     models = [_load(name, cell) for name in names]
     return Teacher(
         models,
         weight=WEIGHT if weight is None else weight,
         temperature=TEMPERATURE if temperature is None else temperature,
+        names=names,
     )
 
 
@@ -250,14 +266,27 @@ def read_teacher(folder: Path, *, cell: str | None = None) -> Teacher | None:
     about = taught_by(folder)
     if about is None:
         return None
+    files = copied_models(folder)
     try:
-        files = [_model_file(folder, number) for number in range(len(about["models"]))]
         teacher = load_teacher(files, weight=about["weight"], temperature=about["temperature"], cell=cell)
     except (KeyError, TypeError, ConfigError) as error:
-        raise ModelFileError(f"{str(folder / _ABOUT)!r} is damaged ({type(error).__name__}: {error})") from None
+        raise _damaged(folder, error) from None
     if teacher.to_dict() != about:
         raise ModelFileError(f"{str(folder)!r} is damaged: its models are not those that {_ABOUT} names")
     return teacher
+
+
+def copied_models(folder: Path) -> list[Path]:
+    """The files of the models that :meth:`Teacher.write` wrote to a folder, in their order.
+
+    Raises:
+        ModelFileError: it is damaged.
+    """
+    about = taught_by(folder)
+    try:
+        return [] if about is None else [_model_file(folder, number) for number in range(len(about["models"]))]
+    except (KeyError, TypeError) as error:
+        raise _damaged(folder, error) from None
 
 
 def state_of_student(state: State) -> State:
@@ -278,6 +307,10 @@ def _prefix(number: int) -> str:
 
 def _model_file(folder: Path, number: int) -> Path:
     return folder / f"{number + 1}.safetensors"
+
+
+def _damaged(folder: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(f"{str(folder / _ABOUT)!r} is damaged ({type(error).__name__}: {error})")
 
 
 def _load(name: str | Path, cell: str | None) -> Bundle:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from elman.errors import ConfigError, ElmanError, ModelFileError
-from elman.files import lock, write_atomically
+from elman.files import clear_writing, is_being_written, lock, write_atomically
 from elman.models.file import MODEL_FILE
 from elman.settings import Config, resolve_run
 from elman.text.corpora import is_named
@@ -49,7 +49,7 @@ _PARTS = (
     JUDGED_FILE,
     MODEL_FILE,
 )
-_BEGINNINGS = {"samples", "origin.json", "origin.json.tmp", "teacher", "run.toml.tmp"}
+_BEGINNINGS = {"samples", "origin.json", "teacher"}
 """What is written before ``run.toml``."""
 
 
@@ -126,8 +126,7 @@ class Run:
 
     def clear_half_written(self) -> None:
         """Take out what a process that was killed has left in the middle of writing."""
-        for name in _PARTS:
-            (self.path / f"{name}.tmp").unlink(missing_ok=True)
+        clear_writing(self.path)
         clear_half_written(self.checkpoints)
 
     def begin(
@@ -141,6 +140,7 @@ class Run:
         for name in reversed(_PARTS):  # run.toml last: without it nobody may take what is left for a run
             old = self.path / name
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink(missing_ok=True)
+        clear_writing(self.path)
         (self.path / "samples").mkdir()
         if origin is not None:
             write_atomically(self.path / "origin.json", json.dumps(origin.to_dict()).encode())
@@ -221,7 +221,7 @@ def new_run(path: Path | None, config: Config, *, overwrite: bool) -> Run:
     try:
         path.mkdir(parents=True, exist_ok=True)
         # A run that was killed while it made its folder may have left no more than this.
-        is_empty = {entry.name for entry in path.iterdir()} <= _BEGINNINGS
+        is_empty = all(entry.name in _BEGINNINGS or is_being_written(entry) for entry in path.iterdir())
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"the run folder {str(path)!r} cannot be made ({reason}): give another --out") from None

@@ -55,7 +55,9 @@ class History:
     """The estimates on the validation part, in their order."""
     samples: tuple[Mapping[str, Any], ...]
     messages: tuple[str, ...]
-    """What was said that a user should know."""
+    """What was said that a user should know of the text and the model; not how a training went on once."""
+    budget_changes: tuple[Mapping[str, Any], ...]
+    """The notices of going on with another budget, in their order."""
     ending: Ending
     end: Mapping[str, Any]
     """The last record of a run that finished or was stopped; else empty."""
@@ -69,7 +71,7 @@ class History:
     def read(cls, records: Iterable[Mapping[str, Any]]) -> Self:
         """Sort records, in the form of lines of ``metrics.jsonl``."""
         rows: list[list[float]] = []
-        evaluations, samples, messages = [], [], []
+        evaluations, samples, messages, budget_changes = [], [], [], []
         ending: Ending = "unfinished"
         end: Mapping[str, Any] = {}
         for record in records:
@@ -82,12 +84,15 @@ class History:
                 evaluations.append(record)
             elif kind == "sample":
                 samples.append(record)
+            elif kind in _MESSAGES and record.get("passing"):
+                budget_changes += [record] if "budgets_before" in record else []
             elif kind in _MESSAGES:
                 messages.append(str(record.get("text")))
             elif kind in ("end", "stopped"):
                 ending, end = "finished" if kind == "end" else "stopped", record
         columns = np.array(rows, np.float64).reshape(len(rows), len(_COLUMNS) + len(_MEASURED)).T
-        return cls(Curve(*columns), tuple(evaluations), tuple(samples), tuple(messages), ending, end)
+        curve, changes = Curve(*columns), tuple(budget_changes)
+        return cls(curve, tuple(evaluations), tuple(samples), tuple(messages), changes, ending, end)
 
     @property
     def best(self) -> Mapping[str, Any] | None:
@@ -113,6 +118,11 @@ class History:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def in_words(budgets: Mapping[str, float]) -> str:
+    """Budgets for people: ``max_updates 100, max_seconds 60``; empty where there are none."""
+    return ", ".join(f"{name} {value:.10g}" for name, value in budgets.items())
 
 
 def thinned(columns: Sequence[Floats], max_points: int) -> list[Floats]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from elman.config import BUDGETS, EXECUTION
+from elman.config import BUDGETS, EXECUTION, TrainingConfig
 from elman.data.prepare import Dataset, Split
 from elman.data.streams import Segment, check_targets, share_of
 from elman.errors import ConfigError, ModelFileError, TextError, TrainingError
@@ -67,6 +67,11 @@ class Record:
         """Plain values, a number that is not finite as none."""
         finite = {key: None if _not_finite(value) else value for key, value in self.values.items()}
         return {"kind": self.kind} | finite | ({"measured": dict(self.measured)} if self.measured else {})
+
+
+def budgets_of(training: TrainingConfig) -> dict[str, float]:
+    """The budgets that are given, by setting."""
+    return {name: value for name in BUDGETS if (value := getattr(training, name)) is not None}
 
 
 def _not_finite(value: Any) -> bool:
@@ -156,6 +161,8 @@ class Trainer:
                 raise TextError(
                     f"sampling.prompts holds {prompt!r}, but the training text never has {missing}: give another"
                 )
+        self.of_this_start: list[Mapping[str, Any]] = []
+        """Values of notices about how the training goes on, which say nothing of its text or model."""
         self.origin: Mapping[str, Any] | None = None
         """What was taken over from another model, for the record."""
         self._advisor = Advisor(config, self.streams.num_segments, lambda: unigram_nats(dataset))
@@ -204,16 +211,19 @@ class Trainer:
     @property
     def progress(self) -> float:
         """The part of the budget that is used up, 0 to 1."""
-        budget = self.config.training
-        default_epochs = 1.0 if isinstance(self.network, CountedModel) else _DEFAULT_EPOCHS
-        max_epochs = budget.max_epochs if budget.has_budget else default_epochs
-        used: list[tuple[float, float | None]] = [
-            (self.update, budget.max_updates),
-            (self.tokens, budget.max_tokens),
-            (self.tokens / self.streams.num_targets, max_epochs),
-            (self.elapsed_seconds, budget.max_seconds),
-        ]
-        return min(1.0, max(amount / limit for amount, limit in used if limit is not None))
+        used = {
+            "max_updates": self.update,
+            "max_tokens": self.tokens,
+            "max_epochs": self.tokens / self.streams.num_targets,
+            "max_seconds": self.elapsed_seconds,
+        }
+        return min(1.0, max(used[name] / limit for name, limit in self.budgets.items()))
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        """What ends the training, by setting: those that are given, or else the default."""
+        given = budgets_of(self.config.training)
+        return given or {"max_epochs": 1.0 if isinstance(self.network, CountedModel) else _DEFAULT_EPOCHS}
 
     @property
     def bundle(self) -> Bundle:
@@ -280,6 +290,8 @@ class Trainer:
         try:
             for notice in self.notices:
                 yield Record("notice", {"text": notice})
+            for values in self.of_this_start:
+                yield Record("notice", {**values, "passing": True})
             if self.update == 0:
                 yield self._checkpoint_record()  # so that even a run killed at once can be resumed
             yield from self._observe()  # what was due when an earlier run was stopped

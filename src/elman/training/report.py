@@ -22,7 +22,16 @@ from elman.errors import ElmanError
 from elman.page import COLOURS, Page, new_figure
 from elman.settings import resolve
 from elman.training.folder import JUDGED_FILE, REPORT_FILE, Run
-from elman.training.history import Floats, History, environment_of, read_json, settings_of, spread_out, thinned
+from elman.training.history import (
+    Floats,
+    History,
+    environment_of,
+    in_words,
+    read_json,
+    settings_of,
+    spread_out,
+    thinned,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -280,16 +289,30 @@ class _Report:
         run = _quoted(self._run.path)
         kind = f" --model.kind {_quoted(self._kind)}" if is_own_cell(self._kind) else ""
         cell = f" --cell {_quoted(self._kind)}" if is_own_cell(self._kind) else ""
-        page.section(
-            "Do it again",
-            "The settings hold the seed: on the same machine, with the same versions and a budget in updates or "
-            "tokens, the first line gives the same model to the last bit.",
-        )
+        page.section("Do it again", self._promise())
         page.code(
             f"elman train --config {_quoted(self._run.path / 'run.toml')}{kind} --out again\n"
             f"elman eval {run} --baselines{cell}\n"
             f"elman sample {run}{cell}\n"
             f"elman resume {run}{cell}"
+        )
+
+    def _promise(self) -> str:
+        """What the first line of the commands gives."""
+        changes = self._history.budget_changes
+        if not changes:
+            return (
+                "The settings hold the seed: on the same machine, with the same versions and a budget in updates or "
+                "tokens, the first line gives the same model to the last bit."
+            )
+        stages = [
+            f"{in_words(one['budgets_before']) or 'the default'} until update {one['at_update']:,}" for one in changes
+        ]
+        return (
+            f"The budget of this run was changed when it went on: {', '.join(stages)}, then "
+            f"{in_words(changes[-1]['budgets'])}. The first line has the last budget from its first update on, and "
+            "with it another schedule of the learning rate where that follows the budget: it need not give the same "
+            "model."
         )
 
 

@@ -21,11 +21,12 @@ from elman.errors import ConfigError, ElmanError
 from elman.models.contract import CountedModel
 from elman.settings import Config, resolve, resolve_run, with_corpus
 from elman.training.checkpoint import has_checkpoint
-from elman.training.distillation import Teacher, load_teacher, read_teacher, taught_by
+from elman.training.distillation import Teacher, copied_models, load_teacher, read_teacher, taught_by
 from elman.training.distributed import Ranks, join, newest_for_all
 from elman.training.folder import Run, as_stored, new_run
+from elman.training.history import in_words
 from elman.training.keeper import Keeper
-from elman.training.loop import Callback, Trainer
+from elman.training.loop import Callback, Trainer, budgets_of
 from elman.training.transfer import Origin, prepare_for, take_over
 
 T = TypeVar("T")
@@ -78,15 +79,19 @@ def train(
         TrainingError: loss or gradient are no longer finite.
     """
     resolved = resolve(with_corpus(_with_origin(settings, from_model), corpus), preset=preset, file=config)
-    teacher = _teacher(resolved, config, teachers, teacher_weight, teacher_temperature)
     if resume == "auto" and (out is None or overwrite):
         raise ConfigError("--resume auto goes on with the run in --out: give --out, and leave --overwrite out")
+    named, said = _names(teachers), ""
+    if resume == "auto" and out is not None:
+        named, said = _still_there(named, Run(Path(out)))
+    teacher = _teacher(resolved, config, named, teacher_weight, teacher_temperature)
     watch: dict[str, Any] = {"callbacks": callbacks, "should_stop": should_stop, "tensorboard": tensorboard}
     with join() as ranks:
         if resume == "auto" and out is not None:
             # The first process alone looks: it will soon write there.
             if ranks.spread(lambda: b"on" if _goes_on(Path(out), resolved, teacher) else b""):
-                return _resume(ranks, Path(out), _own_cell(resolved), {"training": _may_change(resolved)}, **watch)
+                changes = {"training": _may_change(resolved)}
+                return _resume(ranks, Path(out), _own_cell(resolved), changes, said=said, **watch)
             overwrite = (Path(out) / "run.toml").is_file()  # of a run that was killed before it could save anything
         path = None if out is None else Path(out)
         made = ranks.spread(lambda: os.fsencode(new_run(path, resolved, overwrite=overwrite).path))
@@ -117,7 +122,7 @@ def _train(
             raise
         if origin is not None:
             _remember(trainer, origin)
-            trainer.notices.append(origin.transfer.summary())
+            trainer.notices.append(origin.transfer.summary(config.from_model))
         if ranks.rank == 0:
             with _disk_errors(run):
                 run.begin(config, _environment(dataset, trainer), origin, teacher)
@@ -207,9 +212,12 @@ def _resume(
     callbacks: Sequence[Callback],
     should_stop: Callable[[], bool],
     tensorboard: bool,
+    said: str = "",
 ) -> Run:
+    """Go on with a run; what is said is said again in its log."""
     run = Run.open(path)
     config = resolve_run(run.path / "run.toml", cell=cell, changes=changes)
+    before = budgets_of(run.config(cell=cell).training)
     origin = run.origin
     with _held(ranks, run):
         if ranks.rank == 0:
@@ -232,13 +240,31 @@ def _resume(
                     segments_read=trainer.segments_read,
                     num_returns=trainer.guard.num_returns,
                 )
-        trainer.notices = [*passed_over, f"going on from {checkpoint_path.name}"]
+        trainer.notices = passed_over
+        if said:
+            trainer.of_this_start.append({"text": said})
+        trainer.of_this_start.append({"text": f"going on from {checkpoint_path.name}"})
+        if trainer.update and before != budgets_of(config.training):
+            trainer.of_this_start.append(_with_another_budget(trainer, before))
         if trainer.progress >= 1.0 and isinstance(trainer.network, CountedModel):
-            trainer.notices.append("its text is counted: there is nothing left to do")
+            trainer.of_this_start.append({"text": "its text is counted: there is nothing left to do"})
         elif trainer.progress >= 1.0:
-            trainer.notices.append("its budget is used up; to train longer, give more: --training.max-updates N")
+            flags = " ".join(f"--training.{name.replace('_', '-')} N" for name in trainer.budgets)
+            text = f"its budget is used up ({in_words(trainer.budgets)}); to train longer, give more: {flags}"
+            trainer.of_this_start.append({"text": text})
         _follow(run, trainer, tensorboard)
     return run
+
+
+def _with_another_budget(trainer: Trainer, before: Mapping[str, float]) -> dict[str, Any]:
+    """A notice that the report of the run reads, too."""
+    now = trainer.budgets
+    text = (
+        f"going on with another budget from update {trainer.update:,} on: {in_words(now)}, before it was "
+        f"{in_words(before) or 'the default'}; a schedule that follows the budget is not "
+        f"that of one training with {in_words(now)}"
+    )
+    return {"text": text, "budgets_before": dict(before), "budgets": now, "at_update": trainer.update}
 
 
 def _held(ranks: Ranks, run: Run) -> AbstractContextManager[None]:
@@ -291,10 +317,25 @@ def _own_cell(config: Config) -> str | None:
     return config.model.kind if is_own_cell(config.model.kind) else None
 
 
+def _names(names: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    return [names] if isinstance(names, str | Path) else list(names)
+
+
+def _still_there(names: Sequence[str | Path], run: Run) -> tuple[list[str | Path], str]:
+    """The models of a teacher, the run's own copy in place of each that is gone, and a line that says so."""
+    gone = [name != "" and not Path(name).exists() for name in names]
+    copies = copied_models(run.teacher) if any(gone) and has_checkpoint(run.checkpoints) else []
+    if not copies or len(copies) != len(names):  # another teacher, or no run to go on with
+        return list(names), ""
+    taken = [copy if is_gone else name for name, copy, is_gone in zip(names, copies, gone, strict=True)]
+    missing = ", ".join(repr(str(name)) for name, is_gone in zip(names, gone, strict=True) if is_gone)
+    return taken, f"no model at {missing} any more: the run's own copy in {str(run.teacher)!r} teaches"
+
+
 def _teacher(
     config: Config,
     file: str | Path | None,
-    names: str | Path | Sequence[str | Path],
+    models: Sequence[str | Path],
     weight: float | None,
     temperature: float | None,
 ) -> Teacher | None:
@@ -303,7 +344,7 @@ def _teacher(
     Raises:
         ConfigError: there is none to whom a weight or a temperature could belong.
     """
-    models, cell = [names] if isinstance(names, str | Path) else list(names), _own_cell(config)
+    cell = _own_cell(config)
     if models:
         return load_teacher(models, weight=weight, temperature=temperature, cell=cell)
     if weight is not None or temperature is not None:
@@ -367,13 +408,15 @@ def dry_run(corpus: str | Path | Sequence[str | Path] | None = None, **options: 
     taught = [options.pop(name, None) for name in ("teachers", "teacher_weight", "teacher_temperature")]
     options = _with_origin(options, options.pop("from_model", None))
     resolved = resolve(with_corpus(options, corpus), preset=preset, file=file)
-    teacher = _teacher(resolved, file, taught[0] or (), taught[1], taught[2])
+    teacher = _teacher(resolved, file, _names(() if taught[0] is None else taught[0]), taught[1], taught[2])
     dataset, bundle = prepare_for(resolved)
     once = resolved.training.model_copy(update=dict.fromkeys(BUDGETS) | {"max_updates": 1})
     short = resolved.sampling.model_copy(update={"prompts": ("",), "temperatures": (0.8,), "max_new_tokens": 100})
     trainer = Trainer(resolved.model_copy(update={"training": once, "sampling": short}), dataset, teacher=teacher)
     if bundle is not None:
-        trainer.notices.append(take_over(resolved, bundle, trainer.network, dataset).transfer.summary())
+        trainer.notices.append(
+            take_over(resolved, bundle, trainer.network, dataset).transfer.summary(resolved.from_model)
+        )
     records = list(trainer.records())
     (update,) = (record for record in records if record.kind == "update")
     sample = next(record for record in records if record.kind == "sample")

@@ -9,7 +9,9 @@ Neither trains anything. What they cost is measured on the validation part; a tr
 from __future__ import annotations
 
 import gzip
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from elman.config import EmbeddingConfig
 from elman.data.streams import Streams
-from elman.errors import ConfigError
+from elman.errors import ConfigError, ModelFileError, UserError
 from elman.evaluation import evaluate_split
 from elman.judge import dataset_of_run
 from elman.metrics import Score
@@ -87,19 +89,31 @@ def shrink(
 
     Raises:
         ConfigError: nothing is asked for, or what is asked for is not to be had for this model, or ``out`` exists.
-        UserError: the corpus is gone or has no validation part.
+        ModelFileError: ``where`` is no run folder.
+        UserError: the corpus is gone or has no validation part, or ``out`` cannot be written.
     """
-    out = Path(out)
+    where, out = Path(where), Path(out)
     if rank is None and sparsity is None:
         raise ConfigError("nothing to do: give --rank, or --sparsity, or both")
-    if out.exists():
-        raise ConfigError(f"{str(out)!r} exists: give another --out")
+    with _writing(out):
+        if out.exists():
+            raise ConfigError(f"{str(out)!r} exists: give another --out")
+        # Before all that takes minutes. No question answers it as surely as a file without a name.
+        tempfile.TemporaryFile(dir=next(folder for folder in out.absolute().parents if folder.exists())).close()
+    if where.is_file():
+        raise ModelFileError(
+            f"{str(where)!r} is not a run folder: what a model loses is judged on the validation text of its run; "
+            "give the run folder"
+        )
     config = Run.open(where).config(cell=cell)
     bundle, dataset = load_model(where, cell=cell), dataset_of_run(where, cell=cell)
     if isinstance(bundle.network, CountedModel):
         raise ConfigError(f"model.kind {config.model.kind!r} has no matrices: count it with a lower model.order")
     if config.data.pairs:
-        raise ConfigError("a model of pairs is not judged on a stream of text: this command has no measure for it")
+        raise ConfigError(
+            "a model of pairs is not judged on a stream of text, by which this command measures: for a smaller one, "
+            "train one with a smaller --model.hidden-size and judge it with `elman eval`"
+        )
     if (valid := dataset.valid) is None:
         raise ConfigError(f"{str(where)!r} has no validation part to judge on: set data.valid_fraction above 0")
     network, resets = bundle.network, config.data.reset_at_documents
@@ -121,9 +135,18 @@ def shrink(
     provenance = {"shrunk": {"rank": rank, "sparsity": sparsity}, "valid": evaluations[1].to_dict()}
     shrunk = Bundle(network, bundle.tokenizer, {**bundle.provenance, **provenance})
     before, after = (_size(one, found.score) for one, found in zip((bundle, shrunk), evaluations, strict=True))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_model(out, shrunk)
+    with _writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save_model(out, shrunk)
     return Shrunk(before, after, len(valid.tokens) - 1, out)
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{str(out)!r} cannot be written ({error.strerror}): give another --out") from None
 
 
 def pruned(network: LanguageModel, sparsity: float) -> LanguageModel:

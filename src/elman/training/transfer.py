@@ -81,12 +81,14 @@ class Transfer:
         """All of it by name, ready for JSON."""
         return asdict(self)
 
-    def summary(self) -> str:
-        """The report in one line."""
-        after = "" if self.updates is None else f" after {self.updates:,} updates"
+    def summary(self, name: str | None = None) -> str:
+        """The report in one line; `name` is the run folder or model file."""
+        after = "" if self.updates is None else f" after {self.updates:,} update{'s' * (self.updates != 1)}"
         names = ", ".join(self.matched_by_row)
+        named = "" if name is None else f"{name!r}, "
+        corpus = self.corpus or "an unnamed text"
         line = (
-            f"started from a model of {self.corpus or 'an unnamed text'}{after}: {self.num_matched:,} tokens matched "
+            f"started from {named}a model of {corpus}{after}: {self.num_matched:,} tokens matched "
             f"by their text, {self.num_new:,} new, {self.num_dropped:,} dropped; {len(self.copied)} parameters copied, "
             f"{len(self.matched_by_row)} row by row{f' ({names})' if names else ''}"
         )

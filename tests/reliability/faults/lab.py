@@ -476,7 +476,8 @@ def differences(run: Run, other: Run, *, lost_lines: int = 0) -> list[str]:
         found.append(f"the log differs: {len(log)} lines of {len(expected)}")
     if not lost_lines and _samples(run) != _samples(other):
         found.append("the samples differ")
-    if half := [str(path.relative_to(run.path)) for path in run.path.rglob("*.tmp")]:
+    half = [str(path.relative_to(run.path)) for kind in ("*.tmp", ".elman-*") for path in run.path.rglob(kind)]
+    if half:
         found.append(f"half-written files are left: {half}")
     return found
 
