@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,9 +98,12 @@ def _seeds(first: str | int, count: int) -> range:
 
 def _factors(rates: str | None) -> tuple[float, ...]:
     try:
-        return tuple(float(rate) for rate in rates.split(",")) if rates else ()
+        factors = tuple(float(rate) for rate in rates.split(",")) if rates else ()
     except ValueError:
-        raise UserError(f"--rates is {rates!r}; accepted: factors such as 0.3,1,3") from None
+        factors = (math.nan,)
+    if not all(0 < factor < math.inf for factor in factors):
+        raise UserError(f"--rates is {rates!r}; accepted: factors above 0 such as 0.3,1,3")
+    return factors
 
 
 def _train(entries: list[str], corpus: tuple[str, ...] | None, out: Path, *, json: bool, **options: Any) -> int:

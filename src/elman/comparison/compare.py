@@ -130,8 +130,10 @@ def _terms(
     if len(given) != 1:
         raise UserError("a comparison has one budget, the same for all: give --tokens N, --operations X or --seconds S")
     ((budget, amount),) = given
-    if not 0 < amount < math.inf or (num_parameters is not None and num_parameters < 1):
-        raise UserError(f"the budget is {amount:g} {budget}, the size {num_parameters} parameters: both start above 0")
+    if not 0 < amount < math.inf:
+        raise UserError(f"the budget is {amount:g} {budget}; accepted: a finite number above 0")
+    if num_parameters is not None and num_parameters < 1:
+        raise UserError(f"the size is {num_parameters} parameters; accepted: 1 and more")
     return Terms(budget, amount, num_parameters)
 
 
