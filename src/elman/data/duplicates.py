@@ -3,7 +3,7 @@
 A document is a set of shingles: all runs of nine characters of its text, without capitals and with one space for all
 white space. Two documents are alike by the share of shingles that they have in common,
 
-    J(A, B) = |A and B| / |A or B|,
+    J(A, B) = size of (A and B) / size of (A or B),
 
 which is estimated by MinHash (Broder 1997, https://doi.org/10.1109/SEQUEN.1997.666900): the smallest value that a hash
 function takes on a set is the same for A and B with probability J. Of 128 such values four at a time are compared (32

@@ -51,7 +51,7 @@ class Moment:
     position: int
     text: str
     what: str
-    """letter, digit, space, line end or sign: what it is; piece where it is several of them."""
+    """A letter, a digit, a space, a line end or a sign; a piece where it is several of them."""
     x: float
     y: float
 

@@ -176,7 +176,7 @@ def with_output_of_rank(network: LanguageModel, rank: int, mean_F: Tensor, covar
     Its logits ``W f + b`` become ``A (P f) + c`` with A (V, r) and P (r, F). A constant that all logits of a position
     share changes no probability, so W stands for itself less the mean of its rows. Then A P and c are those with
 
-        least  E |(W f + b) - (A P f + c)|^2      over features of mean m and covariance S:
+        least  E (squared length of (W f + b) - (A P f + c))      over features of mean m and covariance S:
 
         U = the first r left singular vectors of W S^(1/2);   A P = U U^T W;   c = b + (W - A P) m
 
