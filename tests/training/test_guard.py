@@ -164,8 +164,9 @@ def test_a_spike_is_told_from_noise_by_the_losses_before_it():
     losses = (2.0 + 0.1 * rng.standard_normal(200)).tolist()
     assert not any(guard.objection(loss, 1.0) for loss in losses)
     mean, deviation = statistics.fmean(losses[-128:]), statistics.pstdev(losses[-128:])
-    assert guard.objection(mean + 6.01 * deviation, 1.0)
-    assert guard.num_in_a_row == 1
+    for number in (1, 2):  # a spike is not among the losses that the next is held against
+        assert guard.objection(mean + 6.01 * deviation, 1.0)
+        assert guard.num_in_a_row == number
     assert not guard.objection(mean + 5.99 * deviation, 1.0)
     assert guard.num_in_a_row == 0
     assert not guard.objection(0.001, 1.0)  # falling is no fault

@@ -142,8 +142,8 @@ class Gradients:
             noise: the masks of dropout for the former.
 
         Returns:
-            The mean loss in nats per token, the norm of the gradient before clipping, and the state after the segment.
-            The first two are those of all processes.
+            The mean loss in nats per token, the norm of the gradient before clipping, and the state after the segment,
+            without its graph. The first two are those of all processes.
         """
         while True:
             nats, state = self._backward(segment, whole, before, noise)

@@ -378,7 +378,7 @@ class Trainer:
             return Record("skipped", {**values, "text": f"skipped a batch after update {self.update}: {why}"})
         self._optimizer.step(rate)
         self._average.update()
-        self.state = state.detach()
+        self.state = state
         self.update += 1
         self.tokens += whole.num_targets
         seconds = self._take_time(started)
