@@ -408,8 +408,8 @@ class TrainingConfig(Section):
     """Pieces in which the rows of a batch are read for one update, one after the other: less memory, the same sums."""
     recompute_tokens: NonNegativeInt = 0
     """Keep only the states between pieces of so many tokens and compute the rest again for the gradient; 0: keep it."""
-    precision: Literal["bfloat16", "float16"] | None = None
-    """Of matrix products in training, by autocast; none: that of dtype, in which weights, states and sums stay."""
+    precision: Literal["auto", "bfloat16", "float16"] | None = None
+    """Of matrix products, by autocast; `auto`: bfloat16 where there is hardware for it; none: that of dtype."""
     compile: bool = False
     """Compile loss and gradient with torch.compile; where that cannot be done, training says so and goes without."""
     shard: bool = False

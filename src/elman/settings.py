@@ -102,7 +102,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _precision_and_pieces_fit(self) -> Self:
         training = self.training
-        if training.precision is not None and self.dtype == "float64":
+        if training.precision in ("bfloat16", "float16") and self.dtype == "float64":
             raise ValueError(f"training.precision {training.precision!r} is for dtype float32, and dtype is float64")
         if training.recompute_tokens >= training.bptt and not self.data.pairs:
             raise ValueError(

@@ -17,6 +17,7 @@ from elman.errors import ConfigError
 from elman.models.kinds import kind_names
 from elman.models.noise import Noise
 from elman.settings import Config, resolve
+from elman.training import gradients
 from elman.training.gradients import LossScale
 from elman.training.loop import Callback, Record, Trainer
 
@@ -129,6 +130,20 @@ def test_half_precision_changes_little_and_the_state_keeps_its_bits(corpus: Path
     initial = half.network.initial_state(1).tensors
     assert {n: t.dtype for n, t in half.state.tensors.items()} == {n: t.dtype for n, t in initial.items()}
     assert {p.dtype for p in half.network.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("has_units", "dtype", "meant"),
+    [(True, "float32", "bfloat16"), (False, "float32", None), (True, "float64", None)],
+)
+def test_auto_is_bfloat16_where_there_is_hardware_for_it(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, has_units: bool, dtype: str, meant: str | None
+) -> None:
+    monkeypatch.setattr(gradients, "has_bfloat16_units", lambda device: has_units)
+    found, losses = trained(config_of(corpus, dtype=dtype, precision="auto"))
+    expected, same = trained(config_of(corpus, dtype=dtype, precision=meant))
+    assert losses == same
+    assert distance(found, expected) == 0
 
 
 def test_float16_scales_its_loss_and_an_overflow_halves_the_scale_and_skips_nothing(corpus: Path) -> None:

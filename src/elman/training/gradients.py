@@ -32,6 +32,7 @@ from elman.models.state import State
 from elman.training.distillation import Teacher, state_of_student
 from elman.training.distributed import Ranks
 from elman.training.objective import penalty, training_costs
+from elman.training.optimizers import has_bfloat16_units
 
 if TYPE_CHECKING:
     from elman.training.sharding import Shards
@@ -39,7 +40,15 @@ if TYPE_CHECKING:
 Term: TypeAlias = Callable[[Tensor, Segment], Tensor | None]
 """From the features and the segment to a term of the loss in nats per token, or none."""
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {None: None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _half_of(precision: str | None, network: LanguageModel) -> torch.dtype | None:
+    """What matrix products are taken in, ``auto`` decided for the machine at hand; none: the model's own."""
+    if precision == "auto":
+        is_quicker = network.dtype == torch.float32 and has_bfloat16_units(network.device)
+        precision = "bfloat16" if is_quicker else None
+    return _DTYPES[precision]
 
 
 class Read(NamedTuple):
@@ -119,7 +128,7 @@ class Gradients:
         self._parameters: Sequence[nn.Parameter] = list(network.parameters()) if shards is None else shards.parameters
         self._terms, self._note = terms, note
         self._proposal, self._teacher = proposal, teacher
-        self._half = None if config.precision is None else _DTYPES[config.precision]
+        self._half = _half_of(config.precision, network)
         self.scale = LossScale() if config.precision == "float16" else None
         self._has_penalty = config.activation_penalty > 0 or config.temporal_penalty > 0
         self._read: Callable[[Segment, int, State, Noise], Read] = self._read_plainly

@@ -80,15 +80,16 @@ class Muon(torch.optim.Optimizer):
                 matrix.add_(update.reshape(matrix.shape), alpha=-group["lr"] * scale)
 
 
+def has_bfloat16_units(device: torch.device) -> bool:
+    """Whether the device multiplies matrices of bfloat16 in hardware: AMX in a processor, tensor cores in a GPU."""
+    if device.type == "cpu":
+        return torch.cpu._is_amx_tile_supported()  # PyTorch has no public name for it that is as old
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def _iteration_dtype(like: Tensor) -> torch.dtype:
     """What Newton-Schulz is quickest in: bfloat16 in place of float32 where there is hardware for it."""
-    if like.dtype != torch.float32:
-        return like.dtype
-    if like.device.type == "cpu":
-        has_hardware = torch.cpu._is_amx_tile_supported()  # PyTorch has no public name for it that is as old
-    else:
-        has_hardware = like.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if has_hardware else torch.float32
+    return torch.bfloat16 if like.dtype == torch.float32 and has_bfloat16_units(like.device) else like.dtype
 
 
 class Optimizer:
