@@ -1,9 +1,11 @@
-"""How good a model a minute gives: a preset of Elman beside a plain PyTorch LSTM, in one run on one machine.
+"""How good a model some minutes give: a preset of Elman beside a plain PyTorch LSTM, in one run on one machine.
 
-    python benchmarks/quality.py tiny-shakespeare.txt --preset cpu-1min --seconds 60 --seeds 3 --out results.json
+    python benchmarks/quality.py tiny-shakespeare.txt --preset cpu-1min --seeds 3 --out results.json
 
 The last tenth of the text is held out; both are judged on all of it, as one stream with carried state. The two take
 turns, seed by seed, so that a machine whose speed drifts is fair to both. Nothing else should run meanwhile.
+``crops`` is the same model judged as one without carried state is: the text in pieces of 256 tokens, each read from the
+initial state.
 
 The plain LSTM is what one writes by hand: 256 units, one layer, batch 16, segments of 64, AdamW at 4e-3, gradients
 clipped at norm 1, state carried.
@@ -25,6 +27,9 @@ import torch
 from torch import nn
 
 import elman
+from elman.settings import resolve
+
+CROP = 256
 
 
 class PlainLSTM(nn.Module):
@@ -88,9 +93,11 @@ def train_preset(text_file: Path, seed: int, preset: str, seconds: float) -> dic
             training={"max_seconds": seconds},
         )
         end = [record for record in run.records() if record["kind"] == "end"][-1]
-        result = elman.evaluate(run.path)
+        carried = elman.evaluate(run.path).evaluation.score
+        crops = elman.evaluate(run.path, window=CROP, stride=CROP).evaluation.score
     return {
-        "nats_per_token": result.evaluation.score.nats_per_token,
+        "nats_per_token": carried.nats_per_token,
+        "nats_per_token_in_crops": crops.nats_per_token,
         "seconds": end["measured"]["seconds"],
         "updates": end["update"],
     }
@@ -129,35 +136,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("--preset", default="cpu-1min")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, help="of training; left out: what the preset has")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="without the plain LSTM")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    seconds = arguments.seconds or resolve(preset=arguments.preset).training.max_seconds
+    if seconds is None:
+        parser.error(f"the preset {arguments.preset} is not one of so many seconds: give --seconds")
     text = arguments.text.read_text("utf-8")
     border = int(0.9 * len(text))
-    found: dict[str, list[dict[str, float]]] = {"plain": [], arguments.preset: []}
+    before = machine()
+    found: dict[str, list[dict[str, float]]] = {} if arguments.alone else {"plain": []}
+    found[arguments.preset] = []
     for seed in range(1, arguments.seeds + 1):
-        found["plain"].append(train_plain(text[:border], text[border:], seed, arguments.seconds))
-        found[arguments.preset].append(train_preset(arguments.text, seed, arguments.preset, arguments.seconds))
         for name, results in found.items():
-            last = results[-1]
-            print(f"seed {seed}  {name:10s} {last['nats_per_token']:.4f} nats in {last['seconds']:.1f} s, "
-                  f"{last['updates']} updates", flush=True)  # fmt: skip
-    medians = {name: statistics.median(r["nats_per_token"] for r in results) for name, results in found.items()}
-    difference = medians["plain"] - medians[arguments.preset]
-    print(f"median of {arguments.seeds} seeds: plain {medians['plain']:.4f}, {arguments.preset} "
-          f"{medians[arguments.preset]:.4f}: {difference:.4f} nats less")  # fmt: skip
+            if name == "plain":
+                results.append(train_plain(text[:border], text[border:], seed, seconds))
+            else:
+                results.append(train_preset(arguments.text, seed, name, seconds))
+            print(f"seed {seed}  {name:10s} {in_words(results[-1])}", flush=True)
+    means = {
+        name: {figure: statistics.mean(result[figure] for result in results) for figure in results[0]}
+        for name, results in found.items()
+    }
+    for name, result in means.items():
+        print(f"mean    {name:10s} {in_words(result)}")
     if arguments.out:
+        options = f" --seconds {arguments.seconds:g}" if arguments.seconds else ""
+        options += f" --seeds {arguments.seeds}" + (" --alone" if arguments.alone else "")
         report = {
-            "what": "nats per character over the whole held-out text, one stream, carried state",
-            "command": f"python benchmarks/quality.py {arguments.text.name} --preset {arguments.preset} "
-            f"--seconds {arguments.seconds:g} --seeds {arguments.seeds}",
+            "what": "nats per character over the whole held-out text, one stream, carried state; and in crops of "
+            f"{CROP}, each read from the initial state",
+            "command": f"python benchmarks/quality.py {arguments.text.name} --preset {arguments.preset}{options}",
             "date": time.strftime("%Y-%m-%d"),
-            "machine": machine(),
+            "machine": before,
             "results": found,
-            "medians": medians,
+            "means": means,
         }
         arguments.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def in_words(result: dict[str, float]) -> str:
+    """One result on one line."""
+    crops = result.get("nats_per_token_in_crops")
+    beside = "" if crops is None else f" ({crops:.4f} in crops)"
+    return f"{result['nats_per_token']:.4f} nats{beside} in {result['seconds']:.1f} s, {result['updates']:.0f} updates"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/training.py speed --check
     python benchmarks/training.py memory
     python benchmarks/training.py quality wikitext-2-valid.txt wikitext-2-test.txt --seconds 60
-    python benchmarks/training.py curve tiny-shakespeare.txt
+    python benchmarks/training.py curve tiny-shakespeare.txt --preset cpu-1min --updates 150 300 600 1200
 
 ``speed`` takes the settings of PyTorch's example word_language_model: an LSTM of two layers of 200, batch 20, segments
 of 35, SGD with gradients clipped at norm 0.25; without dropout, so that losses can be compared. The text is
@@ -16,8 +16,10 @@ of 20 the rounding of float32 alone moves a loss by 0.01 within ten batches.
 operations of each element of each matrix, for every token.
 
 ``memory`` is the most memory that the loss of 700 positions and its gradient add, each in a process of its own.
-``quality`` trains with each output for so many seconds and judges it on the second file. ``curve`` trains the preset
-cpu-1min for some numbers of updates and judges it on the last tenth of the text, for `elman bench`.
+``quality`` trains with each output for so many seconds and judges it on the second file. ``curve`` trains a preset for
+some numbers of updates, each a training of its own because schedules follow the budget, and judges it on the last tenth
+of the text: the points by which `elman bench` says what a machine can expect (``RECORDED`` in
+``elman.training.bench``). They do not depend on the machine's speed, so that other work may go on meanwhile.
 Results go to ``benchmarks/results/training.json``.
 """
 
@@ -297,28 +299,34 @@ def quality(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def curve(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Nats of the preset cpu-1min after some numbers of updates."""
-    found: dict[str, Any] = {}
-    for updates in arguments.updates:
-        with tempfile.TemporaryDirectory() as name:
-            run = elman.train(
-                arguments.text,
-                out=Path(name) / "run",
-                preset="cpu-1min",
-                data={"valid_fraction": 0.0, "test_fraction": 0.1},
-                training={"max_updates": updates, "max_seconds": "none"},
-                sampling={"every_updates": 10**9, "max_new_tokens": 1},
-            )
-            found[str(updates)] = round(elman.evaluate(run.path).evaluation.score.nats_per_token, 4)
-        print(updates, found[str(updates)], flush=True)
-    return found
+    """Nats of a preset after some numbers of updates, the median over seeds."""
+    points: dict[int, list[float]] = {}
+    for updates in sorted(arguments.updates):
+        points[updates] = []
+        for seed in range(1, arguments.seeds + 1):
+            with tempfile.TemporaryDirectory() as name:
+                run = elman.train(
+                    arguments.text,
+                    out=Path(name) / "run",
+                    preset=arguments.preset,
+                    seed=seed,
+                    data={"valid_fraction": 0.0, "test_fraction": 0.1},
+                    training={"max_updates": updates, "max_seconds": "none"},
+                    sampling={"every_updates": 10**9, "max_new_tokens": 1},
+                )
+                points[updates].append(round(elman.evaluate(run.path).evaluation.score.nats_per_token, 4))
+            print(updates, seed, points[updates][-1], flush=True)
+    medians = {updates: round(statistics.median(nats), 4) for updates, nats in points.items()}
+    seconds = resolve(preset=arguments.preset).training.max_seconds
+    print(f'"{arguments.preset}": Recorded({seconds}, {tuple(medians.items())}),')
+    return {"nats": medians, "of_each_seed": points}
 
 
-def keep(what: str, found: dict[str, Any], command: str) -> None:
+def keep(what: str, found: dict[str, Any], command: str, path: Path = RESULTS) -> None:
     """Put a result beside those of the other commands."""
-    report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    report = json.loads(path.read_text()) if path.exists() else {}
     report[what] = {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": machine(), "results": found}
-    RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+    path.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def main() -> None:
@@ -339,7 +347,9 @@ def main() -> None:
     quality_parser.add_argument("--seconds", type=float, default=60.0)
     curve_parser = commands.add_parser("curve")
     curve_parser.add_argument("text", type=Path)
+    curve_parser.add_argument("--preset", default="cpu-1min")
     curve_parser.add_argument("--updates", type=int, nargs="+", default=[150, 300, 600, 1200])
+    curve_parser.add_argument("--seeds", type=int, default=1)
     one = commands.add_parser("one", help="one process of memory")
     one.add_argument("--vocabulary", type=int, required=True)
     one.add_argument("--how", choices=("plain", "pieces"), required=True)
@@ -356,7 +366,8 @@ def main() -> None:
         "curve": curve,
     }
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    keep(arguments.what, runs[arguments.what](arguments), f"python benchmarks/training.py {' '.join(words)}")
+    name = f"curve of {arguments.preset}" if arguments.what == "curve" else arguments.what
+    keep(name, runs[arguments.what](arguments), f"python benchmarks/training.py {' '.join(words)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ project_copyright = author
 version = release = elman.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build", "families-table.md"]
+exclude_patterns = ["_build", "families-table.md", "training-speed-table.md"]
 html_theme = "furo"
 html_title = f"Elman {version}"
 

@@ -200,7 +200,7 @@ def test_every_setting_has_a_help_text():
 
 
 def test_with_residual_paths_the_embedding_is_as_wide_as_the_layers_unless_it_is_given():
-    assert resolve({"model": {"kind": "mingru"}}, preset="cpu-1min").model.embedding_size == 256
+    assert resolve({"model": {"kind": "mingru"}}, preset="demo").model.embedding_size == 256
     assert resolve({"model": {"kind": "mamba", "hidden_size": 128}}).model.embedding_size == 128
     assert resolve({"model": {"kind": "mamba", "hidden_size": 128, "embedding_size": 64}}).model.embedding_size == 64
     assert resolve({"model": {"kind": "lstm", "hidden_size": 64}}).model.embedding_size == 128

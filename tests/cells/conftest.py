@@ -96,3 +96,25 @@ def assert_is_torch_nn_lstm(drawn: Drawn) -> None:
     with torch.no_grad():
         outputs, (_, c) = theirs(x_BTI, (state["h"].unsqueeze(0), state["c"].unsqueeze(0)))
     assert_both_forms_give(drawn, list(outputs.numpy().swapaxes(0, 1)), c[0].numpy())
+
+
+def assert_gradients_are_those_of(module: torch.nn.RNNBase, drawn: Drawn) -> None:
+    """In training, outputs, last state and all gradients are those of PyTorch's module; second ones are there, too."""
+    cell, p, x_BTI, state = drawn
+    module.load_state_dict({f"{name}_l0": tensor for name, tensor in p.items()})
+    leaves = [tensor.clone().requires_grad_() for tensor in (x_BTI, state["h"], *p.values())]
+    x, h = (tensor.clone().requires_grad_() for tensor in (x_BTI, state["h"]))
+
+    def scan(x_BTI: Tensor, h_BH: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, after = cell.scan(dict(zip(p, parameters, strict=True)), x_BTI, {"h": h_BH})
+        return outputs, after["h"]
+
+    ours, (theirs, last) = scan(*leaves), module(x, h.unsqueeze(0))
+    for found, expected in zip(ours, (theirs, last[0]), strict=True):
+        torch.testing.assert_close(found, expected, **EXACT)
+    (ours[0].sin().sum() + ours[1].exp().sum()).backward()
+    (theirs.sin().sum() + last.exp().sum()).backward()
+    of_module = [module.get_parameter(f"{name}_l0").grad for name in p]
+    for leaf, expected in zip(leaves, (x.grad, h.grad, *of_module), strict=True):
+        torch.testing.assert_close(leaf.grad, expected, **EXACT)
+    assert torch.autograd.gradgradcheck(lambda *given: scan(*given)[0].square(), leaves)

@@ -24,6 +24,10 @@ LINEAR = [
     ("qrnn", {"qrnn_pooling": "ifo", "qrnn_window": 4}),
 ]
 BY_HAND = [
+    ("elman", {}),
+    ("elman", {"biases": "double"}),
+    ("gru", {}),
+    ("gru", {"biases": "double"}),
     ("multiplicative_lstm", {}),
     ("multiplicative_lstm", {"biases": "double"}),
     ("mogrifier_lstm", {}),
@@ -248,12 +252,29 @@ def test_a_gradient_by_hand_can_be_differentiated(draw, kind, settings):
     seconds = []
     for scan in (cell.scan, cell.readable_scan):
         x, weight = x_BTI.clone().requires_grad_(), p["weight_hh"].clone().requires_grad_()
-        state = {name: torch.cat([x[:, 0], x[:, 1, :1]], dim=1) for name in ("h", "c")}
+        state = {name: torch.cat([x[:, 0], x[:, 1, :1]], dim=1) for name in cell.state()}
         outputs, _ = scan({**p, "weight_hh": weight}, x, state)
         firsts = torch.autograd.grad(outputs.square().sum(), (x, weight), create_graph=True)
         seconds.append(torch.autograd.grad(sum(first.square().sum() for first in firsts), (x, weight)))
     for fast, readable in zip(*seconds, strict=True):
         torch.testing.assert_close(fast, readable, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["elman", "gru"])
+def test_the_loop_by_hand_is_for_training_in_full_precision(draw, kind):
+    cell, p, x_BTI, state = draw(kind)
+
+    def last_operation(dtype: torch.dtype | None = None) -> str:
+        given = {name: tensor.float().requires_grad_() for name, tensor in p.items()}
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            outputs, _ = cell.scan(given, x_BTI.float(), {"h": state["h"].float()})
+        return outputs.grad_fn.name()
+
+    assert last_operation() == "_ByHandBackward"
+    assert last_operation(torch.bfloat16) != "_ByHandBackward"
+    assert not cell.is_looped(x_BTI[:, :1])
+    with torch.no_grad():
+        assert not cell.is_looped(x_BTI)
 
 
 @pytest.mark.parametrize("kind", MINIMAL)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-EXACT = {"rtol": 0, "atol": 1e-12}
+from .conftest import EXACT, assert_gradients_are_those_of
 
 
 @pytest.mark.global_rng
@@ -20,6 +20,14 @@ def test_it_is_torch_nn_rnn(draw, nonlinearity):
         ours, after = scan(p, x_BTI, state)
         torch.testing.assert_close(ours, outputs, **EXACT)
         torch.testing.assert_close(after["h"], last[0], **EXACT)
+
+
+@pytest.mark.global_rng
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+def test_its_gradients_are_those_of_torch_nn_rnn(draw, nonlinearity):
+    theirs = torch.nn.RNN(3, 4, batch_first=True, nonlinearity=nonlinearity, dtype=torch.float64)
+    drawn = draw("elman", biases="double", bias_init="uniform", nonlinearity=nonlinearity)
+    assert_gradients_are_those_of(theirs, drawn)
 
 
 @pytest.mark.parametrize(

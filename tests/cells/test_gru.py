@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-EXACT = {"rtol": 0, "atol": 1e-12}
+from .conftest import EXACT, assert_gradients_are_those_of
 
 
 def sigmoid(value: np.ndarray) -> np.ndarray:
@@ -23,6 +23,12 @@ def test_the_default_is_torch_nn_gru(draw):
         ours, after = scan(p, x_BTI, state)
         torch.testing.assert_close(ours, outputs, **EXACT)
         torch.testing.assert_close(after["h"], last[0], **EXACT)
+
+
+@pytest.mark.global_rng
+def test_its_gradients_are_those_of_torch_nn_gru(draw):
+    theirs = torch.nn.GRU(3, 4, batch_first=True, dtype=torch.float64)
+    assert_gradients_are_those_of(theirs, draw("gru", biases="double", bias_init="uniform"))
 
 
 @pytest.mark.parametrize("reset_after", [True, False])

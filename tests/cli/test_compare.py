@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -101,6 +102,24 @@ def test_runs_are_listed(elman, run, tmp_path):
     (one,) = elman("runs", run.parent, "--json").json["runs"]
     assert (one["kind"], one["updates"], one["ending"], one["seed"]) == ("lstm", 8, "finished", 7)
     assert elman("runs", tmp_path / "nowhere").code == 2
+
+
+def test_runs_are_listed_by_kind_and_by_name(elman, run, tmp_path):
+    for name, kind in (("first", "elman"), ("Second", "gru"), ("third", "gru")):
+        settings = copytree(run, tmp_path / name, ignore=lambda *_: ["checkpoints"]) / "run.toml"
+        settings.write_text(re.sub('(?m)^kind = ".*"', f'kind = "{kind}"', settings.read_text()))
+
+    def names(*words: str) -> list[str]:
+        return [one["name"] for one in elman("runs", tmp_path, *words, "--json").json["runs"]]
+
+    assert names("--kind", "gru") == ["Second", "third"]
+    assert names("--match", "sec") == ["Second"]
+    assert names("--match", "d", "--kind", "gru") == ["Second", "third"]
+    assert len(names("--match", "TINY")) == 3  # the text
+    assert names("--kind", "gr") == []
+    listed = elman("runs", tmp_path, "--kind", "gru").out
+    assert "2 runs in" in listed
+    assert "of 3" in listed
 
 
 def test_a_report_is_written_again_and_judged_on_request(elman, corpus, tmp_path, tiny, reports):

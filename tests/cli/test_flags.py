@@ -63,6 +63,14 @@ def shown(elman, *words: str) -> dict:
     return tomllib.loads(answer.out)
 
 
+def test_none_puts_back_what_a_preset_has_set(elman, tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text('[training]\nprecision = "bfloat16"\nmax_seconds = 9.0\n', encoding="utf-8")
+    words = ("--config", str(file), "--training.precision", "none", "--training.max_seconds", "none")
+    settings = shown(elman, *words)["training"]
+    assert settings["precision"] == settings["max_seconds"] == "none"
+
+
 def test_flags_go_before_the_file_and_the_file_before_the_preset(elman, tmp_path):
     file = tmp_path / "my.toml"
     file.write_text('[training]\nbptt = 5\nbatch_size = 6\n[model]\nkind = "gru"\n', encoding="utf-8")

@@ -124,6 +124,7 @@ def test_closing_by_several_models_side_by_side(elman, run, tmp_path):
 
 def test_probe(elman, tmp_path):
     assert elman("inspect", "probe", tmp_path, "--task", "nothing").code == 2
+    assert elman("inspect", "probe", tmp_path, "--rate", "0.01", "--rate", "2").code == 2
     words = ("inspect", "probe", tmp_path / "trials", "--task", "anbn", "--kind", "ngram")
     assert "learned up to length 12" in elman(*words).out
     answer = elman(*words, "--json", "--html", tmp_path / "page.html")

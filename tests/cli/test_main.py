@@ -62,6 +62,85 @@ def test_a_mistake_is_one_line_and_exit_code_2(elman, words, expected):
     assert answer.err.count("\n") == 1
 
 
+LONG = "x" * 300  # a system allows 255
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"train {LONG}",
+        f"train --config {LONG}",
+        f"train --from {LONG}",
+        f"train --out {LONG}",
+        f"resume {LONG}",
+        f"lr-find {LONG}",
+        f"tune {LONG} --out tuned",
+        f"compare {LONG} --kinds elman,gru --tokens 100 --out compared",
+        f"eval {LONG}",
+        f"score {LONG}",
+        f"sample {LONG}",
+        f"translate {LONG}",
+        f"diagnose {LONG}",
+        f"report {LONG}",
+        f"runs {LONG}",
+        f"shrink {LONG} --rank 2 --out smaller",
+        f"export arpa {LONG} out.arpa",
+        f"check ./{LONG}.py:Cell",
+        f"inspect model {LONG}",
+        f"inspect gradients {LONG}",
+        f"inspect saliency {LONG}",
+        f"inspect units {LONG} text.txt",
+        f"inspect embeddings {LONG}",
+        f"inspect ngram {LONG}",
+        f"data inspect {LONG}",
+        f"data prepare {LONG} --out prepared",
+        f"data fetch tiny-shakespeare --from {LONG}",
+    ],
+    ids=lambda words: words.replace(LONG, "LONG"),
+)
+def test_a_path_that_no_file_can_have_is_a_mistake_and_no_bug(elman, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    answer = elman(*words.split())
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.startswith("elman: error: ")
+    assert "File name too long" in answer.err
+    assert answer.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_closed_path_is_a_mistake_and_other_refusals_of_the_system_are_not(elman, monkeypatch):
+    errors = [PermissionError(13, "Permission denied", "closed/text"), PermissionError(13, "Permission denied")]
+
+    def fail() -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr("elman.text.corpora.describe", fail)
+    answer = elman("data", "list")
+    assert answer.code == 2
+    assert answer.err == "elman: error: cannot open 'closed/text': Permission denied; give another path\n"
+    answer = elman("data", "list")
+    assert answer.code == 1
+    assert answer.err.startswith("elman: bug: PermissionError")
+
+
+@pytest.mark.parametrize("words", ["train --model.kind lsmt", "eval --nonsense", "train nowhere.txt --out run"])
+def test_of_several_processes_on_a_machine_the_first_speaks_and_the_others_wait(elman, monkeypatch, tmp_path, words):
+    """What is refused before they meet; a process that nobody ends meanwhile speaks after all."""
+    monkeypatch.chdir(tmp_path)
+    waits: list[float] = []
+    monkeypatch.setattr("elman.cli.time.sleep", waits.append)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
+    for rank, expected in (("0", []), ("1", [10.0])):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert elman(*words.split()).code == 2
+        assert waits == expected
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    answer = elman(*words.split())
+    assert answer.err.count("\n") == 1
+    assert waits == [10.0], "what has met may differ, and says what is wrong at once"
+
+
 def test_an_unexpected_failure_is_one_line_and_the_traceback_is_there_when_asked_for(elman, monkeypatch):
     def fail() -> None:
         raise TypeError("line one\nline two")

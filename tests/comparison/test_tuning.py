@@ -9,6 +9,7 @@ import warnings
 import pytest
 
 import elman
+from elman.comparison import tuning
 from elman.comparison.tuning import JOURNAL_FILE, Choice, default_choices, tune
 from elman.errors import ConfigError, MissingExtraError, UserError
 from elman.settings import resolve
@@ -96,6 +97,28 @@ def test_the_same_command_goes_on_and_one_that_is_done_does_nothing(optuna, corp
     (line,) = lines
     assert line.startswith("3 trials are in ")
     assert "3 are asked for in all" in line
+
+
+def test_searches_that_begin_at_once_draw_different_trials(optuna, corpus, tmp_path, quick, monkeypatch):
+    def rates(lines):
+        return [line.partition("learning_rate ")[2] for line in lines if "learning_rate" in line]
+
+    first: list[str] = []
+    second: list[str] = []
+    wide = {"search": ["training.learning_rate=0.0001..0.03"]}
+    look = tuning._refuse_another_search
+
+    def meanwhile(*arguments):
+        """Between the first command's look into the empty folder and its first draw."""
+        monkeypatch.setattr(tuning, "_refuse_another_search", look)
+        look(*arguments)
+        search(corpus, tmp_path / "study", quick, num_trials=2, tell=second.append, **wide)
+
+    monkeypatch.setattr(tuning, "_refuse_another_search", meanwhile)
+    found = search(corpus, tmp_path / "study", quick, num_trials=4, tell=first.append, **wide)
+    assert found.is_complete
+    assert len(rates(first)) == len(rates(second)) == 2
+    assert len({*rates(first), *rates(second)}) == 4
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,27 @@ def run(engine, tokens_BT):
 
 
 @pytest.mark.parametrize("kind", CASES)
+def test_a_step_has_the_same_bits_from_whichever_end_it_reads_its_matrices(kind):
+    network, engine = pair(kind)
+    state = engine.take(filled_state(network, 3))
+    (first, after), (second, again) = (engine.step([3, 4, 5], state) for _ in range(2))  # steps take turns
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(after.numbers, again.numbers)
+
+
+def test_what_needs_nothing_of_a_step_but_the_state_comes_first_in_every_second_one():
+    network = build(model_config({"kind": "lstm", "embedding_size": 8, "hidden_size": 8, "num_layers": 3}))
+    lines = Engine(network, num_threads=1).path.read_text(encoding="utf-8").splitlines()
+    early, late = ([lines[i + 1] for i, line in enumerate(lines) if line == f"    if {when}:"] for when in TURNS)
+    assert len(early) == 2  # h of the second and the third layer
+    assert early == late[::-1]
+    assert all("state" in line for line in early)
+
+
+TURNS = ("backwards", "not backwards")
+
+
+@pytest.mark.parametrize("kind", CASES)
 def test_greedy_texts_part_only_where_the_two_best_lie_close(kind):
     network, engine = pair(kind)
     token, state, ours = 1, network.initial_state(1), engine.initial_state(1)

@@ -13,17 +13,19 @@ native.kernels()  # from here on compiled code can call them
 
 
 @njit
-def float_product(matrix, outputs, columns, biases, x, y, rows, start, end):
-    kernels.product(matrix, 0, outputs, columns, biases, 0, 0, x, 0, columns, matrix, y, 0, outputs, rows, start, end)
+def float_product(matrix, outputs, columns, biases, x, y, rows, start, end, backwards):
+    kernels.product(
+        matrix, 0, outputs, columns, biases, 0, 0, x, 0, columns, matrix, y, 0, outputs, rows, start, end, backwards
+    )
 
 
 @njit
-def byte_product(codes, outputs, columns, numbers, x, inputs, scales, y, rows, start, end, limit):
+def byte_product(codes, outputs, columns, numbers, x, inputs, scales, y, rows, start, end, backwards, limit):
     to = inputs.size // rows
     kernels.quantise(x, 0, columns, columns, limit, inputs, to, scales, rows)
     kernels.product_of_bytes(
         codes, 0, outputs, (columns + 1) // 2, numbers, 0, numbers.size // 2, inputs, 0, to, scales, y, 0, outputs,
-        rows, start, end,
+        rows, start, end, backwards,
     )  # fmt: skip
 
 
@@ -51,7 +53,7 @@ def test_products_of_whole_numbers_are_exact(outputs, columns, rows):
         block = blocks - 1 - start
         float_product(
             packed(matrix, 1, np.float32), outputs, columns, biases, x.astype(np.float32).ravel(), y, rows, block,
-            block + 1,
+            block + 1, 0,
         )  # fmt: skip
     np.testing.assert_array_equal(y[:-16].reshape(rows, outputs), expected)
     assert np.isnan(y[-16:]).all()  # nothing is written behind the results
@@ -72,10 +74,32 @@ def test_products_of_bytes_are_those_of_the_integers(outputs, columns, rows):
     inputs = np.zeros(rows * ((columns + 15) // 16 * 16 + 16), np.int16)
     byte_product(
         packed(codes, 2, np.int8), outputs, columns, numbers, inputs_exact.astype(np.float32).ravel(), inputs,
-        np.zeros(rows, np.float32), y, rows, 0, -(-outputs // 64), 200.0,
+        np.zeros(rows, np.float32), y, rows, 0, -(-outputs // 64), 0, 200.0,
     )  # fmt: skip
     np.testing.assert_array_equal(y[:-16].reshape(rows, outputs), inputs_exact @ codes.T * scale + numbers[:outputs])
     assert np.isnan(y[-16:]).all()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 4), (1, 3), (2, 4), (2, 2)])
+def test_blocks_read_from_the_last_to_the_first_give_the_same_numbers_and_no_others(start, end):
+    rng = np.random.default_rng(1)
+    outputs, columns = 200, 33
+    matrix, x = rng.normal(size=(outputs, columns)), rng.normal(size=columns).astype(np.float32)
+    codes = rng.integers(-127, 128, (outputs, columns))
+    numbers = rng.normal(size=2 * (outputs + 64)).astype(np.float32)
+    found = []
+    for backwards in (0, 1):
+        of_numbers, of_bytes = (np.full(outputs, np.nan, np.float32) for _ in range(2))
+        float_product(packed(matrix, 1, np.float32), outputs, columns, numbers, x, of_numbers, 1, start, end, backwards)
+        byte_product(
+            packed(codes, 2, np.int8), outputs, columns, numbers, x, np.zeros(64, np.int16), np.zeros(1, np.float32),
+            of_bytes, 1, start, end, backwards, 32767.0,
+        )  # fmt: skip
+        found.append((of_numbers, of_bytes))
+        written = np.arange(outputs) // 64
+        for y in found[-1]:
+            np.testing.assert_array_equal(np.isfinite(y), (start <= written) & (written < end))
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_a_vector_of_zeros_and_one_with_a_nan_are_quantised():
@@ -85,5 +109,5 @@ def test_a_vector_of_zeros_and_one_with_a_nan_are_quantised():
         numbers = np.zeros(2 * 80, np.float32)
         numbers[80:] = 1.0
         inputs, scales = np.zeros(48, np.int16), np.zeros(1, np.float32)
-        byte_product(packed(np.ones((16, 20)), 2, np.int8), 16, 20, numbers, x, inputs, scales, y, 1, 0, 1, 32767.0)
+        byte_product(packed(np.ones((16, 20)), 2, np.int8), 16, 20, numbers, x, inputs, scales, y, 1, 0, 1, 0, 32767.0)
         np.testing.assert_array_equal(y, np.full(16, wanted))

@@ -22,7 +22,7 @@ from elman.inspection.gradients import (
     state_map,
     study,
 )
-from elman.inspection.gradients_page import along_training, gradients_page
+from elman.inspection.gradients_page import along_training, by_distance, gradients_page
 from elman.inspection.watching import in_float64, places
 from elman.judge import find_subject
 from elman.models.contract import LanguageModel
@@ -225,6 +225,10 @@ def test_new_networks_of_several_kinds_and_their_page(tmp_path):
     assert html.count("<svg") > 4
     for kind in kinds:
         assert kind in html
+    # A run folder that is called by its kind is not called by it twice.
+    named = [replace(one, name=name) for one, name in zip(report.studies, ["runs/mingru", "runs/a"], strict=True)]
+    legend = by_distance(tuple(named)).axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["runs/mingru", "runs/a (transformer)"]
     with pytest.raises(UserError, match="'window' carries tokens alone"):
         inspect_kinds(["window"], text)
     with pytest.raises(ConfigError, match="did you mean 'lstm'"):

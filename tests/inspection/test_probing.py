@@ -2,55 +2,118 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
-from elman.errors import ModelFileError, UserError
+from elman.errors import ModelFileError, TrainingError, UserError
 from elman.inspection import probing
-from elman.inspection.probing import KINDS, TASKS, AtLength, Probed, Trial, accuracy_at, probe, settings_of
+from elman.inspection.probing import GROUPS, KINDS, TASKS, AtLength, Probed, Trial, accuracy_of, probe, settings_of
 from elman.inspection.probing_page import overview, probed_page
-from elman.models.file import Bundle
+from elman.models.file import Bundle, load_model
 from elman.models.kinds import build_model, kind_names, model_class, model_config
 from elman.text.tokenizers import CharTokenizer
+from elman.translation import reverses_source, write_targets
+
+
+def recalled(question: str) -> str:
+    return dict(re.findall(r"([a-z])(\d)", question))[question[-1]]
+
+
+def reckoned(question: str) -> str:
+    value = 0
+    for sign, digit in re.findall(r"([-+*]?)(\d)", question):
+        value = value * int(digit) if sign == "*" else value + int(f"{sign}{digit}")
+    return str(value % 5)
+
+
+def closed(question: str) -> str:
+    while question != (question := re.sub(r"\(\)|\[\]", "", question)):
+        pass
+    return question[::-1].translate(str.maketrans("([", ")]"))
+
+
+SOLVERS = {
+    "copying": lambda question: question.strip("|"),
+    "selective-copying": lambda question: "".join(re.findall("[a-z]", question)),
+    "associative-recall": recalled,
+    "anbn": lambda question: (len(question) - 2) * "b",
+    "dyck-2": closed,
+    "parity": lambda question: str(question.count("1") & 1),
+    "modular-arithmetic": reckoned,
+    "adding": lambda question: f"{sum(map(int, re.findall(r'[*](.)', question))):02}",
+    "agreement": lambda question: "are" if re.match(r"the \w+s ", question) else "is",
+}
+
+SIZES = {
+    "copying": lambda question: len(question) - 1,
+    "selective-copying": lambda question: question.count("."),
+    "associative-recall": lambda question: len(question) // 2 - 1,
+    "anbn": lambda question: len(question) - 1,
+    "dyck-2": lambda question: max(np.cumsum([1 if bracket in "([" else -1 for bracket in question])),
+    "parity": lambda question: len(question) - 1,
+    "modular-arithmetic": lambda question: len(question) // 2,
+    "adding": lambda question: sum(map(str.isdigit, question)),
+    "agreement": lambda question: question.count(" the "),
+}
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_has_lines_and_answers_at_every_length(name):
+def test_every_question_is_of_its_length_and_has_the_right_answer(name):
     task = TASKS[name]
-    text = "".join(probing._lines(task, max(task.learned), 0, 2000))
-    assert len(text) > 1000
     assert max(task.learned) < max(task.asked)
-    for length in task.asked:
-        lines = probing._lines(task, length, 1, 20_000)
-        lines = [line for line in lines if task.exact is None or task.exact(line, length)][:10]
-        assert lines
-        places = list(probing._answers(task, length, "".join(lines), list(map(len, lines))))
-        assert len(places) == len(lines)
+    for length in sorted({*task.learned, *task.asked}):
+        examples = probing._different(task, length, 1, 40)
+        assert examples
+        assert len(set(examples)) == len(examples) <= 40
+        for question, answer in examples:
+            assert SOLVERS[name](question) == answer
+            size = SIZES[name](question)
+            # As many a's as the last quarter of a length has numbers: one number alone would be one question.
+            assert length - max(1, length // 4) < size <= length if name == "anbn" else size == length
 
 
-def counted(text: str, order: int) -> Bundle:
-    tokenizer = CharTokenizer(text)
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.guess])
+def test_a_guess_is_the_most_common_answer(name):
+    task = TASKS[name]
+    answers = [answer for _, answer in task.draw(max(task.learned), 3, 4000)]
+    most_common = max(map(answers.count, set(answers))) / len(answers)
+    assert most_common == pytest.approx(task.guess, abs=0.03)
+
+
+def test_there_are_as_many_questions_of_every_length_that_is_learned(tmp_path, monkeypatch):
+    monkeypatch.setattr(probing, "_LEARNED_EXAMPLES", 1200)
+    path = probing._write_corpus(tmp_path / "parity.txt", TASKS["parity"], 0)
+    lines = path.read_text("utf-8").splitlines()
+    questions = [question for question, _, answer in (line.partition("\t") for line in lines) if answer]
+    assert sorted(map(len, questions)) == [length + 1 for length in range(1, 13) for _ in range(100)]
+    assert questions != sorted(questions, key=len)
+    before = path.stat().st_mtime_ns
+    assert probing._write_corpus(path, TASKS["parity"], 0).stat().st_mtime_ns == before
+
+
+def counted(examples: list[tuple[str, str]], order: int) -> Bundle:
+    tokenizer = CharTokenizer("".join(map("".join, examples)))
     network = build_model(model_config({"kind": "ngram", "order": order}), tokenizer.size, seed=1, dtype=torch.float32)
-    network.count(np.concatenate([[0], tokenizer.encode(text)]))
+    texts = [tokenizer.encode(text) for example in examples * 30 for text in example]
+    network.count(np.concatenate([np.append(tokenizer.boundary_id, text) for text in texts]))
     return Bundle(network, tokenizer)
 
 
 def test_a_model_that_knows_is_right_and_one_that_forgets_is_not():
-    task = TASKS["anbn"]
-    text = "".join("a" * n + "b" * n + "\n" for n in range(1, 9)) * 30
-    model = counted(text, 16)
-    assert accuracy_at(model, task, 6, num_chars=400).accuracy == 1.0
-    assert accuracy_at(model, task, 12, num_chars=400).accuracy == 0.0
+    examples = [("a" * number + "b", "b" * (number - 1)) for number in range(2, 6)]
+    model = counted(examples, 14)
+    assert accuracy_of(model, examples) == 1.0
+    assert accuracy_of(model, [("a" * 12 + "b", "b" * 11)]) == 0.0
+    assert accuracy_of(model, [*examples[:3], ("a" * 12 + "b", "b" * 11)]) == 0.75
 
 
-def test_an_answer_that_may_come_or_not_is_judged_among_the_answers():
-    task = TASKS["dyck-2"]
-    text = "()\n[]\n(())\n[[]]\n([])\n[()]\n" * 40
-    model = counted(text, 6)
-    found = accuracy_at(model, task, 2, num_chars=300)
-    assert found.cases >= 20
-    assert found.accuracy > 0.5
+def test_an_answer_is_right_if_all_of_it_is_and_it_ends_there():
+    model = counted([("x", "abc"), ("y", "abd")], 6)
+    assert accuracy_of(model, [("x", "abc"), ("y", "abd")]) == 1.0
+    assert accuracy_of(model, [("x", "abd"), ("x", "ab"), ("x", "abca"), ("x", "bbc")]) == 0.0
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"ngram"}))
@@ -65,35 +128,102 @@ def test_every_kind_can_be_probed():
         model_config(settings_of(kind, 20, 10_000))
 
 
-def test_a_finished_trial_is_not_done_again(tmp_path, monkeypatch):
-    arguments = {"tasks": ["parity"], "kinds": ["elman", "ngram"], "updates": 2, "parameters": 1000}
-    monkeypatch.setattr(probing, "_TRAIN_CHARS", 4000)
+def test_the_families_compared_by_default_stand_in_one_group_each():
+    assert sorted(KINDS) == sorted({kind for kinds in GROUPS.values() for kind in kinds})
+    assert set(KINDS) <= set(probing._askable())
+
+
+@pytest.fixture
+def small(monkeypatch) -> dict[str, object]:
+    monkeypatch.setattr(probing, "_LEARNED_EXAMPLES", 1200)
+    monkeypatch.setattr(probing, "_ASKED_CASES", 40)
+    return {"tasks": ["parity"], "kinds": ["elman", "ngram"], "updates": 2, "parameters": 1000, "rates": [0.003]}
+
+
+def test_a_finished_trial_is_not_done_again(tmp_path, monkeypatch, small):
     told = []
-    found = probe(tmp_path, **arguments, on_trial=told.append)
+    found = probe(tmp_path, **small, on_trial=told.append)
     assert tuple(told) == found.trials
-    assert [trial.kind for trial in found.trials] == ["elman", "ngram"]
-    assert all(one.cases >= 20 and 0 <= one.accuracy <= 1 for trial in found.trials for one in trial.by_length)
+    assert [(trial.kind, trial.learning_rate) for trial in found.trials] == [("elman", 0.003), ("ngram", None)]
+    assert all(0 < one.cases <= 40 and 0 <= one.accuracy <= 1 for trial in found.trials for one in trial.by_length)
     assert found.learned == {"parity": 12}
+    assert found.trials[1].state_size == 5  # of order 6
 
     def refuse(*_args, **_settings):
         pytest.fail("trained again")
 
-    monkeypatch.setattr(probing, "train", refuse)
-    assert probe(tmp_path, **arguments) == found
+    monkeypatch.setattr(probing, "_train", refuse)
+    assert probe(tmp_path, **small) == found
     with pytest.raises(UserError, match="other settings"):
-        probe(tmp_path, **{**arguments, "updates": 3})
+        probe(tmp_path, **{**small, "updates": 3})
+    with pytest.raises(UserError, match="other settings"):
+        probe(tmp_path, **{**small, "rates": [0.01]})
     (tmp_path / "parity-elman" / "probe.json").write_text("{", "utf-8")
     with pytest.raises(ModelFileError, match="damaged"):
-        probe(tmp_path, **arguments)
+        probe(tmp_path, **small)
     html = probed_page(found).html()
     assert "length 12" in html
     assert found.to_dict()["trials"][0]["by_length"][0]["length"] == 6
     assert isinstance(found.trials[0].by_length[0], AtLength)
 
 
+def test_the_model_of_a_trial_can_be_asked_by_others(tmp_path, small):
+    found = probe(tmp_path, **{**small, "kinds": ["gru", "transformer"]})
+    bundle = load_model(tmp_path / "parity-gru")
+    (written,) = write_targets(
+        bundle.network, bundle.tokenizer, [bundle.tokenizer.encode("0110=")], reverse_source=reverses_source(bundle)
+    )
+    assert not any(map(str.isspace, written.text))
+    assert found.trials[0].state_size == 2 * bundle.network.config.hidden_size
+    assert found.trials[1].state_size is None  # keys and values of all that was read
+
+
+@pytest.mark.slow
+def test_what_is_easy_is_learned(tmp_path):
+    found = probe(tmp_path, tasks=["agreement"], kinds=["gru", "ngram"], updates=200, rates=[0.01])
+    gru, ngram = ({one.length: one.accuracy for one in trial.by_length} for trial in found.trials)
+    assert gru[4] > 0.9
+    assert ngram[4] < 0.65  # the subject is beyond its five words
+
+
+def test_the_rate_that_answers_most_is_taken_and_the_search_ends_where_all_is_right(tmp_path, monkeypatch, small):
+    tried, shares = [], {0.001: 0.5, 0.002: 0.7, 0.004: 0.7, 0.008: 0.99, 0.016: 1.0}
+
+    def train(_dataset, _data, _level, _model, _updates, rate, _seed):
+        tried.append(rate)
+        if rate == 0.3:
+            raise TrainingError("the loss is no number")
+        return rate
+
+    monkeypatch.setattr(probing, "_train", train)
+    monkeypatch.setattr(probing, "accuracy_of", lambda rate, _examples: shares[rate])
+    best = lambda *rates: probing._best(TASKS["parity"], None, None, {}, 1, rates, 0)  # noqa: E731
+    assert best(0.001, 0.002, 0.004) == (0.002, 0.002)
+    assert best(0.3, 0.008, 0.016) == (0.008, 0.008)
+    assert tried == [0.001, 0.002, 0.004, 0.3, 0.008]
+    with pytest.raises(TrainingError, match="no number"):
+        best(0.3)
+
+
+def test_a_family_keeps_the_rate_of_one_task_for_all(tmp_path, monkeypatch, small):
+    tried, really = [], probing._best
+
+    def best(task, *others):
+        tried.append((task.name, others[-2]))
+        return really(task, *others)
+
+    monkeypatch.setattr(probing, "_best", best)
+    found = probe(tmp_path, **{**small, "tasks": ["anbn", "adding"], "rates": [0.01, 1e-6]})
+    rate = found.trials[0].learning_rate
+    assert tried == [("parity", (0.01, 1e-6)), ("anbn", (rate,)), ("adding", (rate,))]
+    assert [trial.learning_rate for trial in found.trials] == [rate, None, rate, None]
+    assert probe(tmp_path, **{**small, "rates": [0.01, 1e-6]}).trials[0].learning_rate == rate
+    assert len(tried) == 3
+
+
 def trial(task: str, kind: str, *accuracies: float) -> Trial:
     by_length = tuple(AtLength(length, 50, accuracy) for length, accuracy in zip((6, 12, 24), accuracies, strict=True))
-    return Trial(task, kind, 1000, 5, by_length)
+    return Trial(task, kind, 1000, 64, 0.003, by_length, 1.5)
 
 
 @pytest.fixture
@@ -104,7 +234,7 @@ def probed() -> Probed:
         trial("anbn", "lstm", 1.0, 0.89, 1.0),
         trial("anbn", "ngram", 0.9, 0.92, 1.0),
     )
-    return Probed(5, 1000, {"parity": 12, "anbn": 12}, trials)
+    return Probed(5, 1000, (0.003,), {"parity": 12, "anbn": 12}, trials)
 
 
 def test_reach_ends_before_the_first_length_that_is_not_mastered(probed):
@@ -114,14 +244,17 @@ def test_reach_ends_before_the_first_length_that_is_not_mastered(probed):
 
 def test_one_picture_holds_all_tasks(probed):
     figure = overview(probed)
-    assert [panel.get_title() for panel in figure.axes] == ["parity", "anbn"]
+    assert [panel.get_title() for panel in figure.axes] == ["parity (guess: 50)", "anbn"]
     assert [[text.get_text() for text in panel.texts] for panel in figure.axes] == [
         ["100", "90", "40", "50", "50", "95"],
         ["100", "89", "100", "90", "92", "100"],
     ]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["lstm", "ngram"]
-    (border,) = figure.axes[0].lines
+    between_groups, border = figure.axes[0].lines
     assert border.get_xdata() == [1.5, 1.5]  # between what was learned, 6 and 12, and 24
+    assert between_groups.get_ydata() == [0.5, 0.5]
+    shades = np.asarray(figure.axes[0].images[0].get_array())
+    np.testing.assert_allclose(shades, [[1.0, 0.8, 0.0], [0.0, 0.0, 0.9]], atol=1e-12)  # above a guess of one half
     html = probed_page(probed).html()
     assert html.count("<figure") == 3
     assert "parity (learned to 12)" in html
@@ -133,6 +266,8 @@ def test_one_picture_holds_all_tasks(probed):
         ({"tasks": ["partiy"]}, "did you mean 'parity'"),
         ({"kinds": ["seq2seq"]}, "no family"),
         ({"updates": 0}, "accepted: from 1"),
+        ({"rates": []}, "rates none; accepted: one and more"),
+        ({"rates": [0.01, 2.0]}, "between 0 and 1"),
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, arguments, words):

@@ -80,6 +80,13 @@ def test_a_run_folder_means_the_model_inside(tmp_path):
     assert model_path(tmp_path) == model_path(path) == path
 
 
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    for name in ("x" * 300, "x" * 300 + ".arpa"):
+        with pytest.raises(ModelFileError, match="File name too long") as refused:
+            load_model(tmp_path / name)
+        assert len(str(refused.value)) < 300
+
+
 # Files of format 1 must load for ever, those from before a setting was there too. The weights are simple fractions, so
 # that the bytes can be made again.
 

@@ -114,6 +114,13 @@ def test_overfitting_is_told_with_the_update_that_was_best():
     assert "model.dropout" in text
 
 
+def test_a_text_that_was_read_once_is_not_learned_by_heart():
+    course = Course(updates_per_epoch=2000)
+    for number, nats in enumerate((2.2, 2.0, 1.9, 1.95, 2.0, 2.05, 2.2)):
+        course.train(falling(1000)[100 * number : 100 * (number + 1)], noise=0.01).judge(nats)
+    assert course.said == []
+
+
 def test_an_estimate_that_is_no_number_says_nothing():
     course = Course().train(falling(100)).judge(2.0)
     assert course.advisor.remarks("evaluation", {"update": 101, "nats_per_token": None}, {}) == []

@@ -299,6 +299,27 @@ def test_torchrun_starts_stops_and_resumes_the_command(texts: Path, tmp_path: Pa
     assert second.stdout.count("trained") == 1, "one process speaks for all"
 
 
+@pytest.mark.slow
+def test_under_torchrun_a_refusal_is_said_once(tmp_path: Path) -> None:
+    words = [
+        *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())),
+        *("-m", "elman", "train", "nowhere.txt", "--model.kind", "lsmt"),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(Path(elman.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode != 0
+    assert found.stderr.count("elman: error: ") == 1, found.stderr
+    assert "did you mean 'lstm'" in found.stderr
+
+
 @pytest.mark.gpu
 def test_several_gpus_equal_one(ranked: ModuleType, texts: Path) -> None:
     if torch.cuda.device_count() < 2:

@@ -328,6 +328,18 @@ class GatedCell(Cell):
             return [p["weight_ih"], p["weight_hh"], p["bias"], torch.zeros_like(p["bias"])]
         return [p["weight_ih"], p["weight_hh"], p["bias_ih"], p["bias_hh"]]
 
+    def is_looped(self, x_BTI: Tensor) -> bool:
+        """Whether a loop with a gradient by hand (``elman.scan.loops``) takes the place of PyTorch's fused kernel.
+
+        On a CPU some of those multiply once for each step to get the gradient of a matrix. They are kept where there is
+        no gradient, for half the bits, which the loops do not have, and where PyTorch's compiler reads along.
+        """
+        import torch
+
+        device = x_BTI.device.type
+        fused = torch.is_autocast_enabled(device) or torch.compiler.is_compiling()
+        return device == "cpu" and x_BTI.shape[1] > 1 and torch.is_grad_enabled() and not fused
+
     def fused_scan(
         self, kernel: Callable[..., tuple[Tensor, ...]], p: Mapping[str, Tensor], x_BTI: Tensor, carried: Any
     ) -> tuple[Tensor, ...]:

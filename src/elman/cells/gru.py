@@ -11,6 +11,8 @@ from elman.cells.primitives import linear
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from elman.scan.loops import Given, Looped
+
 
 class GRUConfig(GatedConfig):
     """Settings of the GRU."""
@@ -63,5 +65,63 @@ class GRU(GatedCell):
 
         if not self.config.reset_after:
             return self.readable_scan(p, x_BTI, state)
+        if self.is_looped(x_BTI):
+            from elman.scan.loops import scan_by_hand  # here, because it brings in torch
+
+            return scan_by_hand(self, p, x_BTI, state)
         h_BTH, h = self.fused_scan(torch.gru, p, x_BTI, state["h"].unsqueeze(0))
         return h_BTH, {"h": h.squeeze(0)}
+
+    def loop(self, given: Given) -> Looped:
+        """The scan, without a gradient."""
+        import torch
+
+        from elman.scan.loops import Looped, transposed
+
+        p, x_BTI, state = given
+        weight_HG, bias_G, h = transposed(p["weight_hh"]), p.get("bias_hh"), state["h"]
+        of_gates, of_candidate = slice(2 * self.hidden_size), slice(2 * self.hidden_size, None)
+        # The sums; each step turns its own into the gates r, z and the candidate n, in place.
+        named_TBG = linear(x_BTI.transpose(0, 1), p["weight_ih"], p["bias"] if bias_G is None else p["bias_ih"])
+        of_state_BG = torch.empty_like(named_TBG[0])
+        h_TBH, product_TBH = (h.new_empty(len(named_TBG), *h.shape) for _ in range(2))
+        for time, named_BG in enumerate(named_TBG):
+            torch.mm(h, weight_HG, out=of_state_BG)
+            if bias_G is not None:
+                of_state_BG += bias_G
+            r, z = named_BG[:, of_gates].add_(of_state_BG[:, of_gates]).sigmoid_().chunk(2, dim=-1)
+            product_BH = product_TBH[time].copy_(of_state_BG[:, of_candidate])
+            n = named_BG[:, of_candidate].addcmul_(r, product_BH).tanh_()
+            h = torch.lerp(n, h, z, out=h_TBH[time])
+        return Looped(h_TBH.transpose(0, 1), {"h": h.clone()}, (named_TBG, product_TBH, h_TBH))
+
+    def loop_gradients(
+        self, given: Given, kept: tuple[Tensor, ...], of_outputs_BTO: Tensor, of_state: CellState
+    ) -> Given:
+        """The gradients of the scan's arguments."""
+        import torch
+
+        from elman.scan.loops import Given, before_each_step, of_matrix
+
+        p, x_TBI = given.p, given.x_BTI.transpose(0, 1)
+        named_TBG, product_TBH, h_TBH = kept
+        before_TBH, of_h_BH = before_each_step(given.state["h"], h_TBH), of_state["h"]
+        # Of the sums inside r and z, and in the place of n of the product that r multiplies; and of the sum inside n.
+        of_TBG, of_n_TBH = torch.empty_like(named_TBG), torch.empty_like(h_TBH)
+        for time in reversed(range(len(h_TBH))):
+            r, z, n = named_TBG[time].chunk(3, dim=-1)
+            of_r, of_z, of_product = of_TBG[time].chunk(3, dim=-1)
+            of_h_BH = of_h_BH + of_outputs_BTO[:, time]
+            passed_BH = of_h_BH * z
+            of_n_BH = torch.mul(of_h_BH - passed_BH, 1 - n.square(), out=of_n_TBH[time])
+            torch.mul((before_TBH[time] - n).mul_(passed_BH), 1 - z, out=of_z)
+            torch.mul(of_n_BH, r, out=of_product)
+            torch.mul(of_product * product_TBH[time], 1 - r, out=of_r)
+            of_h_BH = passed_BH.addmm_(of_TBG[time], p["weight_hh"])
+        of_p = {"weight_hh": of_matrix(of_TBG, before_TBH)}
+        if "bias_hh" in p:
+            of_p["bias_hh"] = of_TBG.sum((0, 1))
+        of_TBG[..., 2 * self.hidden_size :] = of_n_TBH  # now of the sums alone
+        of_p["weight_ih"] = of_matrix(of_TBG, x_TBI)
+        of_p["bias" if "bias" in p else "bias_ih"] = of_TBG.sum((0, 1))
+        return Given(of_p, (of_TBG @ p["weight_ih"]).transpose(0, 1), {"h": of_h_BH})

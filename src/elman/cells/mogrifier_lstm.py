@@ -103,19 +103,20 @@ class MogrifierLSTM(LSTM):
         """The scan, without a gradient."""
         import torch
 
-        from elman.scan.loops import LSTMSteps
+        from elman.scan.loops import LSTMSteps, transposed
 
         p, x_BTI, state = given
         num_rows, num_steps, _ = x_BTI.shape
-        weight_GZ, h = self._joined(p), state["h"]
-        lstm = LSTMSteps(x_BTI.new_empty(num_steps, num_rows, len(weight_GZ)), state["c"])
+        weight_ZG, h = transposed(self._joined(p)), state["h"]
+        of_rounds = [transposed(p[f"round_{i}"]) for i in self._rounds]
+        lstm = LSTMSteps(x_BTI.new_empty(num_steps, num_rows, len(p["bias"])), state["c"])
         values, gates = [], []
         for time, x_BI in enumerate(x_BTI.unbind(1)):
             of_time, gates_of_time = [x_BI, h], []
             for i in self._rounds:
-                gates_of_time.append(2 * linear(of_time[i], p[f"round_{i}"]).sigmoid_())
+                gates_of_time.append(2 * (of_time[i] @ of_rounds[i - 1]).sigmoid_())
                 of_time.append(gates_of_time[-1] * of_time[i - 1])
-            torch.addmm(p["bias"], torch.cat(of_time[-2:], dim=1), weight_GZ.mT, out=lstm.gates_TBG[time])
+            torch.addmm(p["bias"], torch.cat(of_time[-2:], dim=1), weight_ZG, out=lstm.gates_TBG[time])
             h = lstm.step(time)
             values.append(of_time)
             gates.append(gates_of_time)

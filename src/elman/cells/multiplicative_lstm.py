@@ -59,15 +59,16 @@ class MultiplicativeLSTM(LSTM):
         """The scan, without a gradient."""
         import torch
 
-        from elman.scan.loops import LSTMSteps
+        from elman.scan.loops import LSTMSteps, transposed
 
         p, x_TBI, state = given.p, given.x_BTI.transpose(0, 1), given.state
+        weight_HG, weight_HH = transposed(p["weight_hh"]), transposed(p["weight_mh"])
         factor_TBH = linear(x_TBI, p["weight_mx"])
         other_factor_TBH = torch.empty_like(factor_TBH)
         lstm, h = LSTMSteps(linear(x_TBI, p["weight_ih"], p["bias"]), state["c"]), state["h"]
         for time, factor_BH in enumerate(factor_TBH):
-            m_BH = factor_BH * torch.mm(h, p["weight_mh"].mT, out=other_factor_TBH[time])
-            lstm.gates_TBG[time].addmm_(m_BH, p["weight_hh"].mT)
+            m_BH = factor_BH * torch.mm(h, weight_HH, out=other_factor_TBH[time])
+            lstm.gates_TBG[time].addmm_(m_BH, weight_HG)
             h = lstm.step(time)
         return lstm.looped((factor_TBH, other_factor_TBH, lstm.h_TBH))
 

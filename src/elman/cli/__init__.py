@@ -5,10 +5,12 @@ Commands are given by name and imported when they are called, so that ``elman --
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -18,6 +20,10 @@ import elman
 from elman.errors import ElmanError, LostProcessError
 
 _SIGINT, _SIGPIPE = 2, 13
+_REFUSALS = {errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP}
+"""What the system says of a path that no file can have, or that this user may not follow."""
+_SECONDS_UNTIL_SAID = 10.0
+"""How long a process waits for another one to say what is wrong, and to be ended with it, before it says so itself."""
 
 
 def _converted(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -103,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, MemoryError) or "tried to allocate" in str(error):  # so PyTorch says it
             return _complain("error", "out of memory: take a smaller model, training.batch_size or training.bptt", 1)
+        if isinstance(error, OSError) and error.errno in _REFUSALS and error.filename is not None:
+            what = f"cannot open {str(error.filename)[:200]!r}: {error.strerror}; give another path"
+            return _complain("error", what, 2)
         if os.environ.get("ELMAN_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {error}"
@@ -110,8 +119,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(what: str, message: str, exit_code: int) -> int:
+    if exit_code == 2 and _another_says_it():
+        time.sleep(_SECONDS_UNTIL_SAID)  # torchrun ends this process when the first has spoken and ended
     print(f"elman: {what}: {' '.join(message.split())}", file=sys.stderr)
     return exit_code
+
+
+def _another_says_it() -> bool:
+    """Whether the first process that torchrun started here refuses the same, as it does until they have met."""
+    distributed = sys.modules.get("torch.distributed")
+    have_met = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return os.environ.get("LOCAL_RANK", "0") not in ("", "0") and not have_met
 
 
 def _speak_utf8() -> None:

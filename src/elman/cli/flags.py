@@ -73,7 +73,7 @@ def _flag(name: str, field: FieldInfo, help_text: str, group: Group) -> Any:
             group=group,
             negative=(),
             metavar=_PLACEHOLDERS.get(item, "NAME"),
-            choices=get_args(item) if get_origin(item) is Literal else None,
+            choices=(*get_args(item), *_none(field.annotation)) if get_origin(item) is Literal else None,
             show_default=_shown(field.get_default(call_default_factory=False)),
             json_list=False,
         ),
@@ -87,6 +87,11 @@ def _plain(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, UnionType):
         return _plain(next(arm for arm in get_args(annotation) if arm is not NoneType))
     return annotation
+
+
+def _none(annotation: Any) -> tuple[str, ...]:
+    """The word for none, where a setting takes it: it puts back what a preset has set."""
+    return ("none",) if NoneType in get_args(annotation) else ()
 
 
 def _shown(default: Any) -> str:

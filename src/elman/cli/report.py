@@ -29,25 +29,32 @@ def report(run: Path, /, *, judge: Switch = False, json: Json = False, cell: Own
         print(f"{page}")
 
 
-def runs(folder: Path = Path("runs"), /, *, json: Json = False) -> None:
+def runs(folder: Path = Path("runs"), /, *, kind: str | None = None, match: str = "", json: Json = False) -> None:
     """List the runs in a folder, the best estimate of each on its validation part.
 
     Args:
         folder: What holds them, at any depth.
+        kind: Those of this model.kind alone.
+        match: Those alone that have this text in their name or that of their corpus; capitals do not count.
     """
     import sys
 
     from elman.cli.output import clean, figure, print_json, print_table
     from elman.training.history import list_runs
 
-    found, faults = list_runs(folder)
+    all_found, faults = list_runs(folder)
     for fault in faults:
         print(f"note: {clean(fault)}", file=sys.stderr)
+    found = [
+        one
+        for one in all_found
+        if kind in (None, one.kind) and any(match.casefold() in name.casefold() for name in (one.name, one.corpus))
+    ]
     if json:
         print_json({"runs": [one.to_dict() for one in found]})
         return
     print_table(
-        f"{len(found)} runs in {folder}",
+        f"{len(found)} runs in {folder}" + (f" of {len(all_found)}" if len(found) < len(all_found) else ""),
         ["run", "kind", "corpus", "training", "seed", "parameters", "updates", "seconds", "nats/token", "bits/char"],
         [
             (clean(one.name), clean(one.kind), clean(one.corpus), one.ending, str(one.seed),

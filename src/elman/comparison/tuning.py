@@ -174,10 +174,10 @@ def tune(
     _check(base, num_trials)
     choices = [Choice.parse(text) for text in search] or default_choices(base)
     folder = Path(out)
-    objective = _Objective(optuna, folder, given, preset, config, choices, callbacks, should_stop, tell)
+    objective = _Objective(optuna, folder, base.seed, given, preset, config, choices, callbacks, should_stop, tell)
     objective.check()
     about = _about(base, choices)
-    study = _study(optuna, folder, base.seed)
+    study = _study(optuna, folder)
     _refuse_another_search(study, folder, about)
     if (there := len(_settled(study))) >= num_trials:
         tell(f"{there} trials are in {str(folder)!r} already, {num_trials} are asked for in all: give more to go on")
@@ -246,7 +246,7 @@ def _refuse_another_search(study: optuna.Study, folder: Path, about: dict[str, A
         raise UserError(f"{str(folder)!r} holds another search; it differs in {', '.join(shown)}: give another --out")
 
 
-def _study(module: Any, folder: Path, seed: int) -> optuna.Study:
+def _study(module: Any, folder: Path) -> optuna.Study:
     """The study of a folder, made or found."""
     module.logging.set_verbosity(module.logging.WARNING)
     try:
@@ -264,8 +264,6 @@ def _study(module: Any, folder: Path, seed: int) -> optuna.Study:
         direction="minimize",
         pruner=module.pruners.MedianPruner(n_startup_trials=_NUM_UNPRUNED),
     )
-    # What goes on must not draw again what was drawn before.
-    study.sampler = module.samplers.TPESampler(seed=seed + len(study.trials), n_startup_trials=_NUM_UNPRUNED)
     return study
 
 
@@ -276,6 +274,7 @@ class _Objective:
         self,
         module: Any,
         folder: Path,
+        seed: int,
         given: Mapping[str, Any],
         preset: str | None,
         file: str | Path | None,
@@ -284,7 +283,7 @@ class _Objective:
         should_stop: Callable[[], bool],
         tell: Callable[[str], None],
     ) -> None:
-        self._optuna, self._folder, self._choices = module, folder, choices
+        self._optuna, self._folder, self._seed, self._choices = module, folder, seed, choices
         self._given, self._preset, self._file = given, preset, file
         self._callbacks, self._should_stop, self._tell = callbacks, should_stop, tell
 
@@ -303,6 +302,9 @@ class _Objective:
                 self.config({choice.setting: end})
 
     def __call__(self, trial: optuna.Trial) -> float:
+        # By the trial's number, which no other has: what goes on, or begins at the same time, does not draw it again.
+        seed = self._seed + trial.number
+        trial.study.sampler = self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=_NUM_UNPRUNED)
         chosen = {choice.setting: choice.suggest(trial) for choice in self._choices}
         config = self.config(chosen)
         words = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"

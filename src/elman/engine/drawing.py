@@ -15,11 +15,11 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # ships no types
 from numba import njit, types
 
-from elman.engine.emit import F64, I32, I64
+from elman.engine.emit import F64, I16, I32, I64
 from elman.engine.kernels import call_compiled, draw, meet, operation, types_of
-from elman.engine.lanes import intrinsic, largest, load, load_first, maximum, store, store_first
+from elman.engine.lanes import intrinsic, lanes, largest, load, load_first, maximum, splat, store, store_first
 from elman.engine.native import BELOW_ONE, DAMAGED, NOTHING_LEFT, STEP
-from elman.engine.packing import LANES
+from elman.engine.packing import BLOCK, LANES
 
 _LOG2_E = 1.4426950408889634
 _LN_2, _REST_OF_LN_2 = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -46,6 +46,16 @@ def _power_of_two(typing: Any, n: Any) -> Any:
         return builder.bitcast(builder.shl(builder.add(values[0], I64(1023)), I64(52)), F64)
 
     return types.float64(types.int64), generate
+
+
+@intrinsic
+def _where_equal(typing: Any, x: Any, y: Any) -> Any:
+    """A number with a bit for each lane, which is 1 where two are equal."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.zext(builder.bitcast(builder.fcmp_ordered("==", *values), I16), I64)
+
+    return types.int64(lanes, lanes), generate
 
 
 @njit
@@ -133,10 +143,28 @@ def _keep_top_p(weights, heap, size, top_p):  # type: ignore[no-untyped-def]
 
 @njit
 def _largest(scores, size):  # type: ignore[no-untyped-def]
-    most = load(scores, 0)
-    for i in range(LANES, size, LANES):
-        most = maximum(most, load(scores, i))
-    return largest(most)
+    """Of what stands in whole blocks: four times sixteen numbers, so that no comparison waits for the one before."""
+    a = load(scores, 0)
+    b = load(scores, LANES)
+    c = load(scores, 2 * LANES)
+    d = load(scores, 3 * LANES)
+    for i in range(BLOCK, size, BLOCK):
+        a = maximum(a, load(scores, i))
+        b = maximum(b, load(scores, i + LANES))
+        c = maximum(c, load(scores, i + 2 * LANES))
+        d = maximum(d, load(scores, i + 3 * LANES))
+    return largest(maximum(maximum(a, b), maximum(c, d)))
+
+
+@njit
+def _place(scores, number):  # type: ignore[no-untyped-def]
+    """The first place of a number that is there."""
+    place, wanted = 0, splat(number)
+    while _where_equal(load(scores, place), wanted) == 0:
+        place += LANES
+    while scores[place] != number:
+        place += 1
+    return place
 
 
 def _draw(  # type: ignore[no-untyped-def]
@@ -146,7 +174,7 @@ def _draw(  # type: ignore[no-untyped-def]
     whole = size // LANES * LANES
     for i in range(0, whole, LANES):
         store(scores, i, load(logits, i))
-    # Behind them stand negative infinities, up to whole lanes.
+    # Behind them stand negative infinities, up to a whole block.
     store_first(scores, whole, load_first(logits, whole, size - whole), size - whole)
     best = _largest(scores, size)
     if not -math.inf < best < math.inf:
@@ -160,11 +188,8 @@ def _draw(  # type: ignore[no-untyped-def]
     if best == -math.inf:
         tokens[at] = NOTHING_LEFT
         return
-    token = 0
     if temperature == 0.0:
-        while scores[token] != best:
-            token += 1
-        tokens[at] = token
+        tokens[at] = _place(scores, best)
         return
     for i in range(size):
         weights[i] = exp((np.float64(scores[i]) - np.float64(best)) / temperature)
@@ -179,7 +204,7 @@ def _draw(  # type: ignore[no-untyped-def]
     for i in range(size):
         total += weights[i]
     threshold = min(uniform * total, BELOW_ONE * total)
-    so_far = weights[0]
+    token, so_far = 0, weights[0]
     while so_far <= threshold:
         token += 1
         so_far += weights[token]
@@ -229,7 +254,7 @@ def _generate(  # type: ignore[no-untyped-def]
         fault = _call_step(
             step, numbers, codes, onward(tokens, t), onward(ints, here * num_ints), onward(state, here * num_state),
             onward(ints, there * num_ints), onward(state, there * num_state), logits, work, shared, inputs,
-            input_scales, arrivals, met, 1, thread, threads,
+            input_scales, arrivals, met, 1, thread, threads, here,
         )  # fmt: skip
         if fault != 0:
             done[0] = -1

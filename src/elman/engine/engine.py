@@ -27,7 +27,7 @@ from elman.engine import native
 from elman.engine.graph import Array
 from elman.engine.lower import Part, Precision, Program, lower
 from elman.engine.native import DAMAGED, NOTHING_LEFT, STEP, Compiled
-from elman.engine.packing import pack, round_up
+from elman.engine.packing import BLOCK, pack, round_up
 from elman.engine.trace import CannotLower, trace
 from elman.errors import ElmanError, UserError
 from elman.models.contract import CountedModel, LanguageModel
@@ -219,6 +219,7 @@ class Engine:
         self.num_threads, self._threads_of_step = (num_threads or min(torch.get_num_threads(), most) for most in pays)
         self._crew = _Crew(self.num_threads)
         self._free: list[_Scratch] = []
+        self._backwards = 0  # 1 where the last step read its matrices from the end
         self._initial = self.take(network.initial_state(1))
         if precision == "float32":
             self._compare(network)
@@ -245,6 +246,7 @@ class Engine:
         scratch = self._scratch(num_rows)
         given = (_at(tokens), _at(state.ints), _at(state.numbers))
         at_ints, at_numbers, at_logits = _at(after.ints), _at(after.numbers), _at(logits)
+        backwards = self._backwards = 1 - self._backwards
 
         def part(thread: int) -> int:
             own = scratch.of_thread[thread]
@@ -253,7 +255,7 @@ class Engine:
                 own.at_ints if thread else at_ints, own.at_state if thread else at_numbers,
                 own.at_logits if thread and not program.logits_are_shared else at_logits,
                 own.at_work, scratch.at_shared, own.at_inputs, own.at_scales, scratch.at_arrivals,
-                0, num_rows, thread, self._threads_of_step,
+                0, num_rows, thread, self._threads_of_step, backwards,
             )  # fmt: skip
             return int(own.result[0])
 
@@ -398,7 +400,7 @@ def _drawing(how: Drawing, size: int) -> tuple[list[Array], tuple[float, ...]]:
     """Memory for the kernels that draw, and what else they take."""
     if not (-1 <= how.boundary_id < size and all(0 <= token < size for token in how.never)):
         raise UserError(f"a boundary or a token that is ruled out is outside the vocabulary; accepted: 0 to {size - 1}")
-    scores = np.full(round_up(size), -np.inf, np.float32)
+    scores = np.full(round_up(size, BLOCK), -np.inf, np.float32)
     never = np.array(how.never, np.int64)
     memory: list[Array] = [scores, np.empty(size), np.empty(size, np.int64), never]
     return memory, (len(never), how.boundary_id, how.temperature, how.top_k, how.top_p, how.min_p)

@@ -253,9 +253,10 @@ def _blocks(of_bytes: bool) -> Any:
     @njit
     def blocks(  # type: ignore[no-untyped-def]
         matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales, y, y_at, y_stride, rows,
-        start, end,
+        start, end, backwards,
     ):  # fmt: skip
-        for block in range(start, end):
+        for number in range(start, end):
+            block = start + end - 1 - number if backwards else number
             first = block * BLOCK
             left = outputs - first
             width = BLOCK if left >= BLOCK else (left + LANES - 1) // LANES * LANES
@@ -277,18 +278,18 @@ _blocks_of_numbers, _blocks_of_bytes = _blocks(of_bytes=False), _blocks(of_bytes
 
 def _product_of_numbers(  # type: ignore[no-untyped-def]
     matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales, y, y_at, y_stride, rows,
-    start, end,
+    start, end, backwards,
 ):  # fmt: skip
     _blocks_of_numbers(matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales,
-                       y, y_at, y_stride, rows, start, end)  # fmt: skip
+                       y, y_at, y_stride, rows, start, end, backwards)  # fmt: skip
 
 
 def _product_of_bytes(  # type: ignore[no-untyped-def]
     matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales, y, y_at, y_stride, rows,
-    start, end,
+    start, end, backwards,
 ):  # fmt: skip
     _blocks_of_bytes(matrix, at, outputs, columns, numbers, biases, scales, x, x_at, x_stride, x_scales,
-                     y, y_at, y_stride, rows, start, end)  # fmt: skip
+                     y, y_at, y_stride, rows, start, end, backwards)  # fmt: skip
 
 
 @intrinsic

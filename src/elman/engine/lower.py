@@ -120,6 +120,7 @@ class _Writer:
         self.nodes = self.graph.nodes
         self.places: dict[int, Place] = {}
         self.lines: list[str] = []
+        self._early: list[str] = []
         self._loops: dict[str, str] = {}
         """The text of each loop from its arguments on, and its name."""
         self._packed: dict[tuple[int, str], Packed] = {}
@@ -296,7 +297,7 @@ class _Writer:
         lengths = {**sizes, "ZEROS": zeros}
         # Not @njit, for which Numba would compile a loop for every offset that it is called with.
         loops = [f"@register_jitable\ndef {name}{text}\n\n\n" for text, name in self._loops.items()]
-        program.source = _source(program, lengths, loops, [*self._checks(), *self.lines])
+        program.source = _source(program, lengths, loops, [*self._checks(), *self._early, *self.lines])
 
     def _checks(self) -> list[str]:
         """Every integer is checked before anything is looked up with it."""
@@ -522,7 +523,7 @@ class _Writer:
         at_x, stride_x = f"{source.offset}{terms['x']}", _length(source)
         where_y = f"{target.array}, {target.offset}{terms['y']}, {_length(target)}"
         blocks = -(-outputs // BLOCK)
-        share = f"{blocks} * thread // threads, {blocks} * (thread + 1) // threads"
+        share = f"{blocks} * thread // threads, {blocks} * (thread + 1) // threads, backwards"
         if in_bytes:
             self.program.inputs_size = max(self.program.inputs_size, round_up(columns) + LANES)
             what = f"{source.array}, {at_x}, {stride_x}, {columns}"
@@ -535,10 +536,16 @@ class _Writer:
                 f"{bias}, {packed.scales}{terms['s']}, inputs, 0, INPUTS, input_scales, {where_y}, rows, {share})"
             )
         else:
-            self.lines.append(
-                f"{pad}product(numbers, {packed.at}{terms['w']}, {outputs}, {columns}, numbers, {bias}, 0, "
+            line = (
+                f"product(numbers, {packed.at}{terms['w']}, {outputs}, {columns}, numbers, {bias}, 0, "
                 f"{source.array}, {at_x}, {stride_x}, numbers, {where_y}, rows, {share})"
             )
+            if source.array == "state" and not lead and self.program.num_meetings:
+                # It waits for nothing in the step. First in one and late in the next, it finds its matrix in the cache.
+                self._early[:0] = ["    if backwards:", f"        {line}"]
+                self.lines += ["    if not backwards:", f"        {line}"]
+            else:
+                self.lines.append(f"{pad}{line}")
         self._waiting = True
 
     def _bias(self, node: Node, outputs: int) -> str:

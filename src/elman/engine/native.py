@@ -43,8 +43,13 @@ STEP = {
     "rows": "int64",
     "thread": "int64",
     "threads": "int64",
+    "backwards": "int64",
 }
-"""What a generated step takes, in this order; it gives 0, or 1 where a token is outside the vocabulary."""
+"""What a generated step takes, in this order; it gives 0, or 1 where a token is outside the vocabulary.
+
+With ``backwards`` it reads its matrices from the end, as far as it can, which changes no number. Steps take turns in
+it, because what was read last is still in the cache.
+"""
 
 BELOW_ONE = 1.0 - 2.0**-53
 """The largest number below 1."""
@@ -64,6 +69,7 @@ _ROWS = (
     *("int64", "int64", "float32*"),  # where the vectors start, how far apart they are, their scales
     *("float32*", "int64", "int64"),  # the results
     *("int64", "int64", "int64"),  # how many vectors; the first block, and the one after the last
+    "int64",  # whether the last block is read first
 )
 KERNELS: dict[str, Kinds] = {
     "product": ("float32*", *_PRODUCT, "float32*", *_ROWS),

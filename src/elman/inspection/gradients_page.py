@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,7 +108,8 @@ def along_training(report: GradientReport) -> Figure:
 
 def _label(study: Study, studies: tuple[Study, ...]) -> str:
     same_kind = len({one.kind for one in studies}) == 1
-    return study.name if same_kind or study.name == study.kind else f"{study.name} ({study.kind})"
+    says_kind = PurePath(study.name).name == study.kind
+    return study.name if same_kind or says_kind else f"{study.name} ({study.kind})"
 
 
 def _drawn(values: tuple[float, ...] | list[float]) -> list[float]:

@@ -1,43 +1,81 @@
 """What can a family of models remember? Tasks of known answer, learned at short lengths and asked at longer ones.
 
-Every family gets the same text, the same number of updates and about the same number of parameters. A trial is one
-family on one task; its run and its result lie in a folder, so that what was done is not done again. Answers count when
-every character of them is the most probable one, given those before.
+A task is questions with one right answer each. Every family reads the same questions in the same order, has the same
+number of updates and about the same number of parameters; the loss is that of the answers alone. A trial is one family
+on one task, and its model and its result lie in a folder of their own, so that what was done is not done again.
 
-Shape letters: T time, V vocabulary.
+An answer is right if each of its tokens, and the boundary that ends it, is the most probable one given the question and
+the tokens before: what the model would write by itself.
+
+Shape letters: B rows, T time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
-from elman.config import CountedConfig, UniformStackConfig, WindowConfig
-from elman.errors import ModelFileError, UserError, nearest
+from elman.config import CountedConfig, DataConfig, TextConfig, TokenizerConfig, UniformStackConfig, WindowConfig
+from elman.data.pairs import Pairs
+from elman.data.prepare import Dataset, prepare
+from elman.errors import ModelFileError, TrainingError, UserError, nearest
 from elman.files import write_atomically
-from elman.inspection.predictions import predictions
-from elman.models.file import Bundle, load_model
-from elman.models.kinds import kind_names, model_class, model_config, model_config_class
-from elman.text import synthetic
-from elman.training.run import train
+from elman.models.contract import CountedModel
+from elman.models.file import MODEL_FILE, Bundle, save_model
+from elman.models.kinds import build_model, kind_names, model_class, model_config, model_config_class
+from elman.models.state import grows
+from elman.settings import resolve
+from elman.text.synthetic import Task as Generated
+from elman.text.synthetic.tasks import (
+    Adding,
+    Agreement,
+    AssociativeRecall,
+    Copying,
+    Dyck,
+    ModularArithmetic,
+    Parity,
+    SelectiveCopying,
+)
+from elman.training.loop import Trainer
 
-KINDS = ("elman", "lstm", "gru", "mingru", "mamba", "transformer", "ngram")
-"""The families that are compared where none are named."""
+Example: TypeAlias = tuple[str, str]
+"""A question and its answer."""
+Draw: TypeAlias = Callable[[int, int, int], list[Example]]
+"""From a length, a seed and a number to so many examples."""
 
-_TRAIN_CHARS = 400_000
-_TEST_SEED = 1_000_003
-_SIZES = range(8, 1025, 8)
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "recurrent, the state goes through a nonlinear function": ("elman", "lstm", "gru", "slstm"),
+    "recurrent, linear in the state": ("mingru", "mamba", "gated_deltanet"),
+    "attention": ("transformer",),
+    "the last few characters": ("window", "ngram"),
+}
+"""The families that are compared where none are named, by what carries their past."""
+KINDS = tuple(kind for kinds in GROUPS.values() for kind in kinds)
+UPDATES, PARAMETERS = 1000, 30_000
+RATES = (0.01, 0.003)
+"""Learning rates of AdamW, from which each family gets its own."""
+TUNED_ON = "parity"
+"""The task by which a family gets its rate."""
+
 _RESULT = "probe.json"
-_BATCH, _BPTT = 16, 64
-_MASTERED = 0.9
-"""Share of the answers that are to be right."""
+_BATCH = 64
+_ROWS_AT_ONCE = 64
+_LEARNED_EXAMPLES, _JUDGED_CASES, _ASKED_CASES = 32_000, 200, 500
+_JUDGED_SEED, _ASKED_SEED = 1_000_001, 1_000_003
+_LONGEST = 1024
+"""Tokens of the longest question at least: nothing of it is to fall out of what is attended to."""
+_SIZES = range(4, 1025, 4)
+_MASTERED, _SOLVED = 0.9, 0.99
+"""Shares of answers that are right: what counts as mastered, and what ends the search for a rate."""
 
 
 @dataclass(frozen=True)
@@ -45,37 +83,64 @@ class Task:
     """A task, the lengths that are learned, and those that are asked."""
 
     name: str
-    generator: str
-    length: str
-    """The parameter of the generator that is the length."""
+    draw: Draw
     learned: tuple[int, ...]
     asked: tuple[int, ...]
-    fixed: Mapping[str, int]
-    choices: str = ""
-    """Where it is chance whether an answer comes, but not which: the answers, of which the most probable counts."""
-    exact: Callable[[str, int], bool] | None = None
-    """Whether a line is of just that length, where the generator gives shorter ones as well."""
+    guess: float = 0.0
+    """Share of the answers that one has right who always gives the most common one."""
+    level: Literal["char", "word"] = "char"
+    """The tokens."""
 
 
-def _depth(line: str) -> int:
-    return max(np.cumsum([1 if character in "([{<" else -1 for character in line.strip()]), default=0)
+def _drawn(generator: type[Generated], *lengths: str, **fixed: int) -> Draw:
+    """The examples of a generator, some of whose parameters are the length."""
+
+    def draw(length: int, seed: int, count: int) -> list[Example]:
+        task = generator(examples=count, seed=seed, **dict.fromkeys(lengths, length), **fixed)
+        return list(task.examples_in(task.text()))
+
+    return draw
+
+
+def _counted(length: int, seed: int, count: int) -> list[Example]:
+    """A number of a's, and as many b's as are missing after the first: all numbers in the last quarter of a length."""
+    numbers = range(length - max(1, length // 4) + 1, length + 1)
+    return [("a" * number + "b", "b" * (number - 1)) for number in numbers for _ in range(count // len(numbers))]
+
+
+def _unclosed(depth: int, seed: int, count: int) -> list[Example]:
+    """Brackets of two kinds up to the last that is nested so deep, and what closes all that are open by then."""
+    # A line has 2 * depth + 1 characters in the mean, and one of ``depth`` reaches the greatest depth.
+    lines = Dyck(kinds=2, depth=depth, seed=seed, size=1000 + 2 * count * depth * (2 * depth + 1)).text().split("\n")
+    examples = []
+    for line in lines[:-1]:
+        open_ones, question, answer = "", "", ""
+        for place, character in enumerate(line, 1):
+            open_ones = open_ones + character if character in "([" else open_ones[:-1]
+            if character in "([" and len(open_ones) == depth:
+                question = line[:place]
+                answer = open_ones[::-1].translate({ord("("): ")", ord("["): "]"})
+        if question:
+            examples.append((question, answer))
+    return examples[:count]
 
 
 TASKS: Mapping[str, Task] = {
     task.name: task
     for task in (
-        Task("copying", "copying", "length", tuple(range(1, 9)), (4, 8, 12, 16, 24), {"symbols": 8}),
-        Task("selective-copying", "selective-copying", "blanks", tuple(range(9)), (4, 8, 16, 32), {"length": 4}),
-        Task("associative-recall", "associative-recall", "pairs", tuple(range(1, 7)), (3, 6, 9, 12, 18), {}),
-        Task("anbn", "anbn", "longest", (12,), (6, 12, 16, 24, 48), {}, "", lambda line, n: line.count("a") == n),
-        Task("dyck-2", "dyck", "depth", (4,), (2, 4, 6, 8), {"kinds": 2}, ")]", lambda line, n: _depth(line) == n),
-        Task("parity", "parity", "length", tuple(range(1, 13)), (6, 12, 16, 24, 48), {}),
-        Task("modular-arithmetic", "modular-arithmetic", "terms", tuple(range(1, 6)), (3, 5, 8, 12, 20), {}),
-        Task("adding", "adding", "length", tuple(range(2, 11)), (5, 10, 15, 20, 40), {}),
-        Task("agreement", "agreement", "most", (4,), (1, 4, 8, 16), {}, "ia", lambda line, n: line.count(" the ") == n),
+        Task("copying", _drawn(Copying, "length"), tuple(range(1, 9)), (4, 8, 12, 16, 24)),
+        Task("selective-copying", _drawn(SelectiveCopying, "blanks", length=4), tuple(range(9)), (4, 8, 16, 32, 64)),
+        Task("associative-recall", _drawn(AssociativeRecall, "pairs"), tuple(range(1, 7)), (3, 6, 9, 12, 18), 0.1),
+        Task("anbn", _counted, tuple(range(2, 13)), (6, 12, 16, 24, 48)),
+        Task("dyck-2", _unclosed, (1, 2, 3, 4), (2, 4, 6, 8, 12)),
+        Task("parity", _drawn(Parity, "length"), tuple(range(1, 13)), (6, 12, 16, 24, 48), 0.5),
+        # A product is 0 more often than another number.
+        Task("modular-arithmetic", _drawn(ModularArithmetic, "terms"), tuple(range(1, 6)), (3, 5, 8, 12, 20), 0.25),
+        Task("adding", _drawn(Adding, "length"), tuple(range(2, 11)), (5, 10, 15, 20, 40), 0.1),
+        Task("agreement", _drawn(Agreement, "fewest", "most"), tuple(range(5)), (1, 4, 8, 16, 32), 0.5, "word"),
     )
 }
-"""By name. The n of the n-th line of ``agreement`` counts the nouns between subject and verb."""
+"""By name."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +159,13 @@ class Trial:
     task: str
     kind: str
     parameters: int
-    updates: int
+    state_size: int | None
+    """Numbers that are carried from one token to the next; none: they grow with the text."""
+    learning_rate: float | None
+    """None: nothing was trained, only counted."""
     by_length: tuple[AtLength, ...]
+    seconds: float
+    """Of one core, for all trainings and questions of this trial."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +175,7 @@ class Probed:
     updates: int
     parameters: int
     """That every family was to have; those that have whole numbers of units come near."""
+    rates: tuple[float, ...]
     learned: Mapping[str, int]
     """The greatest length learned of each task."""
     trials: tuple[Trial, ...]
@@ -131,40 +202,55 @@ def probe(
     *,
     tasks: Sequence[str] = (),
     kinds: Sequence[str] = (),
-    updates: int = 1000,
-    parameters: int = 30_000,
+    updates: int = UPDATES,
+    parameters: int = PARAMETERS,
+    rates: Sequence[float] = RATES,
     seed: int = 0,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> Probed:
     """Train each family on each task, and ask it at all lengths.
 
     Args:
-        out: the folder of the trials; one that was finished there with the same settings is not done again, one that
-            was interrupted goes on.
+        out: the folder of the trials; one that was finished there with the same settings is not done again.
         tasks: names of :data:`TASKS`; none: all.
         kinds: families; none: :data:`KINDS`.
-        updates: of each training, 1,024 characters each.
+        updates: of each training, 64 questions each.
         parameters: of each model; its width is chosen to come near.
-        seed: of texts and models.
+        rates: learning rates. Of several, each family is trained at one after the other on :data:`TUNED_ON`, until it
+            answers 99 of 100 new questions of the learned lengths rightly; the rate with most right answers, the first
+            of equals, is its rate for all tasks.
+        seed: of questions and models.
         on_trial: called after each.
 
     Raises:
-        UserError: there is no such task or family, or the folder holds trials of other settings.
+        UserError: there is no such task or family, a number is out of its range, or the folder holds trials of other
+            settings.
+        TrainingError: a family's training broke down, at every rate where there are several.
     """
-    chosen = [_known(name, TASKS, "task") for name in tasks] or list(TASKS)
+    chosen = [_known(name, tuple(TASKS), "task") for name in tasks] or list(TASKS)
     families = [_known(kind, _askable(), "family") for kind in kinds] or list(KINDS)
     if updates < 1 or parameters < 1000:
         raise UserError(f"{updates} updates and {parameters} parameters; accepted: from 1, and from 1,000")
+    if not rates or not all(0 < rate < 1 for rate in rates):
+        raise UserError(f"rates {', '.join(map(str, rates)) or 'none'}; accepted: one and more, between 0 and 1")
+
+    def trial(name: str, kind: str, *rates: float) -> Trial:
+        return _trial(Path(out), TASKS[name], kind, updates, parameters, rates, seed)
+
     trials = []
     for name in chosen:
         for kind in families:
-            trials.append(_trial(Path(out), TASKS[name], kind, updates, parameters, seed))
+            tried = tuple(rates)
+            if name != TUNED_ON and len(tried) > 1:
+                best = trial(TUNED_ON, kind, *tried).learning_rate
+                tried = () if best is None else (best,)
+            trials.append(trial(name, kind, *tried))
             on_trial(trials[-1])
     learned = {name: max(TASKS[name].learned) for name in chosen}
-    return Probed(updates, parameters, learned, tuple(trials))
+    return Probed(updates, parameters, tuple(rates), learned, tuple(trials))
 
 
-def _known(name: str, accepted: Mapping[str, Task] | tuple[str, ...], what: str) -> str:
+def _known(name: str, accepted: tuple[str, ...], what: str) -> str:
     if name not in accepted:
         raise UserError(f"no {what} {name!r}{nearest(name, accepted)}")
     return name
@@ -174,34 +260,104 @@ def _askable() -> tuple[str, ...]:
     return tuple(kind for kind in kind_names() if kind not in ("stack", "seq2seq"))
 
 
-def _trial(out: Path, task: Task, kind: str, updates: int, parameters: int, seed: int) -> Trial:
+def _trial(
+    out: Path, task: Task, kind: str, updates: int, parameters: int, rates: tuple[float, ...], seed: int
+) -> Trial:
+    data = DataConfig(
+        corpus=(str(_write_corpus(out / f"{task.name}-{seed}.txt", task, seed)),),
+        pairs=True,
+        valid_fraction=0.0,
+        test_fraction=0.0,
+    )
+    dataset = prepare(data, TextConfig(), TokenizerConfig(level=task.level))
+    model = settings_of(kind, dataset.tokenizer.size, parameters)
+    settings = {"model": model, "updates": updates, "rates": list(rates), "seed": seed, "text": dataset.sha256}
     folder = out / f"{task.name}-{kind}"
-    corpus = _write_corpus(out / f"{task.name}-{seed}.txt", task, seed)
-    vocab_size = len(set(corpus.read_text("utf-8"))) + 2
-    settings: dict[str, Any] = {
-        "model": settings_of(kind, vocab_size, parameters),
-        "data": {"corpus": [str(corpus)], "valid_fraction": 0.0, "test_fraction": 0.0},
-        "sampling": {"max_new_tokens": 1},
-        "seed": seed,
-    }
-    if kind != "ngram":
-        settings["training"] = {
-            "max_updates": updates,
-            "batch_size": _BATCH,
-            "bptt": _BPTT,
-            "learning_rate": 0.005,
-            "spike_deviations": None,  # where a task is all but solved, a batch of longer lines looks like a fault
-            "num_threads": 1,
-        }
-    result = folder / _RESULT
-    if (done := _finished(result, settings)) is not None:
+    if (done := _finished(folder / _RESULT, settings)) is not None:
         return done
-    train(out=folder, resume="auto", **settings)
-    bundle = load_model(folder)
-    by_length = tuple(accuracy_at(bundle, task, length) for length in task.asked)
-    trial = Trial(task.name, kind, bundle.network.num_parameters, updates, by_length)
-    write_atomically(result, json.dumps({"settings": settings, "trial": asdict(trial)}, indent=1).encode())
+    started = time.process_time()
+    if isinstance(model_config(model), CountedConfig):
+        rate, bundle = None, _count(dataset, model, seed)
+    else:
+        rate, bundle = _best(task, dataset, data, model, updates, rates, seed)
+    by_length = tuple(
+        AtLength(length, len(examples), accuracy_of(bundle, examples))
+        for length in task.asked
+        for examples in (_different(task, length, _ASKED_SEED, _ASKED_CASES),)
+    )
+    parts = bundle.network.initial_state(1).tensors.values()
+    state_size = None if any(map(grows, parts)) else sum(part.numel() for part in parts)
+    seconds = round(time.process_time() - started, 2)
+    trial = Trial(task.name, kind, bundle.network.num_parameters, state_size, rate, by_length, seconds)
+    folder.mkdir(exist_ok=True)
+    save_model(folder / MODEL_FILE, bundle)
+    write_atomically(folder / _RESULT, json.dumps({"settings": settings, "trial": asdict(trial)}, indent=1).encode())
     return trial
+
+
+def _count(dataset: Dataset, model: Mapping[str, Any], seed: int) -> Bundle:
+    tokenizer = dataset.tokenizer
+    network = build_model(model_config(model), tokenizer.size, seed=seed, dtype=torch.float32)
+    if isinstance(network, CountedModel):
+        network.count(dataset.train.tokens)
+    return Bundle(network, tokenizer, {"pairs": {"reverse_source": False}})
+
+
+def _best(
+    task: Task,
+    dataset: Dataset,
+    data: DataConfig,
+    model: Mapping[str, Any],
+    updates: int,
+    rates: tuple[float, ...],
+    seed: int,
+) -> tuple[float, Bundle]:
+    """The model of the rate at which new questions of the learned lengths are answered best, the first of equals."""
+    lengths = [length for length in task.asked if length <= max(task.learned)]
+    judged = [example for length in lengths for example in _different(task, length, _JUDGED_SEED, _JUDGED_CASES)]
+    found: list[tuple[float, float, Bundle]] = []
+    for rate in rates:
+        try:
+            bundle = _train(dataset, data, task.level, model, updates, rate, seed)
+        except TrainingError:  # at a rate that is too high for it
+            if rate == rates[-1] and not found:
+                raise
+            continue
+        found.append((accuracy_of(bundle, judged), rate, bundle))
+        if found[-1][0] >= _SOLVED:
+            break
+    return max(found, key=itemgetter(0))[1:]
+
+
+def _train(
+    dataset: Dataset, data: DataConfig, level: str, model: Mapping[str, Any], updates: int, rate: float, seed: int
+) -> Bundle:
+    config = resolve(
+        {
+            "seed": seed,
+            "device": "cpu",
+            "data": data.model_dump(),
+            "tokenizer": {"level": level},
+            "model": model,
+            "training": {
+                "max_updates": updates,
+                "batch_size": _BATCH,
+                "learning_rate": rate,
+                "spike_deviations": None,  # where a task is all but solved, a batch of longer lines looks like a fault
+                "num_threads": 1,
+            },
+            "sampling": {"max_new_tokens": 1},
+        }
+    )
+    trainer = Trainer(config, dataset)
+    for _ in trainer.records():
+        pass
+    return trainer.bundle
+
+
+def _different(task: Task, length: int, seed: int, count: int) -> list[Example]:
+    """So many examples at most, none of them twice: where a length is short, there are few."""
+    return list(dict.fromkeys(task.draw(length, seed, count)))
 
 
 def _finished(path: Path, settings: Mapping[str, Any]) -> Trial | None:
@@ -221,31 +377,16 @@ def _finished(path: Path, settings: Mapping[str, Any]) -> Trial | None:
 
 
 def _write_corpus(path: Path, task: Task, seed: int) -> Path:
-    """The lines of all lengths that are learned, mixed; written once."""
+    """As many examples of each length that is learned; written once."""
     if not path.exists():
-        lines: list[str] = []
-        for length in task.learned:
-            lines += _lines(task, length, seed, _TRAIN_CHARS // len(task.learned))
+        count = _LEARNED_EXAMPLES // len(task.learned)
+        lines = [
+            f"{question}\t{answer}\n" for length in task.learned for question, answer in task.draw(length, seed, count)
+        ]
         order = np.random.default_rng(seed).permutation(len(lines))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, "".join(lines[index] for index in order.tolist()).encode())
     return path
-
-
-def _lines(task: Task, length: int, seed: int, num_chars: int) -> list[str]:
-    """Whole lines of one length, about so many characters of them."""
-    lines: list[str] = []
-    for chunk in _generator(task, length, seed).chunks():
-        lines += chunk.splitlines(keepends=True)
-        if sum(map(len, lines)) >= num_chars:
-            break
-    total = np.cumsum([len(line) for line in lines])
-    return [line for line in lines[: int(np.searchsorted(total, num_chars))] if line.endswith("\n")]
-
-
-def _generator(task: Task, length: int, seed: int) -> synthetic.Generator:
-    parameters = {**task.fixed, task.length: length, "seed": seed}
-    return synthetic.parse(",".join([task.generator, *(f"{name}={value}" for name, value in parameters.items())]))
 
 
 def settings_of(kind: str, vocab_size: int, parameters: int) -> dict[str, Any]:
@@ -268,6 +409,8 @@ def settings_of(kind: str, vocab_size: int, parameters: int) -> dict[str, Any]:
             settings["embedding_size"] = size if is_residual else 16
             if section.model_fields["feedforward_size"].default:
                 settings["feedforward_size"] = 2 * size
+            if "attention_window" in section.model_fields:
+                settings["attention_window"] = _LONGEST
         elif issubclass(section, WindowConfig):
             settings["embedding_size"] = 16
         try:
@@ -282,43 +425,16 @@ def settings_of(kind: str, vocab_size: int, parameters: int) -> dict[str, Any]:
     return best[1]
 
 
-def accuracy_at(bundle: Bundle, task: Task, length: int, num_chars: int = 20_000) -> AtLength:
-    """How many of the answers of one length a model gives rightly.
-
-    Args:
-        bundle: the model, whose tokens are characters.
-        task: of which kind.
-        length: of the questions, whatever lengths were learned.
-        num_chars: of the text with the questions.
-    """
-    # A generator that gives all lengths up to one has few lines of just that one.
-    wanted = num_chars if task.exact is None else _TRAIN_CHARS
-    lines = [
-        line for line in _lines(task, length, _TEST_SEED, wanted) if task.exact is None or task.exact(line, length)
-    ]
-    total = np.cumsum([len(line) for line in lines])
-    lines = lines[: max(20, int(np.searchsorted(total, num_chars)))]
-    text = "".join(lines)
-    right = np.zeros(len(text), bool)
-    tokens = np.concatenate([[bundle.tokenizer.boundary_id], bundle.tokenizer.encode(text)])
-    rivals = bundle.tokenizer.encode(task.choices) if task.choices else np.arange(bundle.tokenizer.size)
-    for piece in predictions(bundle.network, tokens):
-        best_T = torch.from_numpy(rivals)[piece.log_probs_TV.cpu()[:, rivals].argmax(-1)]
-        right[piece.start - 1 : piece.start - 1 + len(best_T)] = (best_T == piece.targets_T.cpu()).numpy()
-    # The first line comes after the boundary, which the model may never have seen but once.
-    answered = list(_answers(task, length, text, [len(line) for line in lines]))[1:]
-    return AtLength(
-        length, len(answered), float(np.mean([right[places].all() for places in answered])) if answered else 0.0
-    )
-
-
-def _answers(task: Task, length: int, text: str, sizes: Sequence[int]) -> Iterator[list[int]]:
-    """The places of the characters of each line that are answers."""
-    spans = _generator(task, length, 0).answers(text)
-    ends = np.cumsum(sizes)
-    by_line: list[list[int]] = [[] for _ in sizes]
-    for span in spans:
-        # Of an answer that may come or not, only its first character is the question which one it is.
-        places = range(span.start, span.start + 1 if task.choices else span.end)
-        by_line[int(np.searchsorted(ends, span.start, side="right"))] += places
-    return (places for places in by_line if places)
+def accuracy_of(bundle: Bundle, examples: Sequence[Example]) -> float:
+    """The share of examples whose whole answer a model gives rightly."""
+    network, tokenizer = bundle.network, bundle.tokenizer
+    texts = (tokenizer.encode(text) for example in examples for text in example)
+    tokens = np.concatenate([np.append(tokenizer.boundary_id, text) for text in texts])
+    pairs = Pairs(tokens, _ROWS_AT_ONCE, tokenizer.boundary_id)
+    num_right = 0
+    for segment in pairs:
+        with torch.no_grad():
+            features_BTF, _ = network.features(segment.tokens_BT, network.initial_state(len(segment.tokens_BT)))
+            best_BT = network.head.log_probs(features_BTF).argmax(-1)
+        num_right += int(((best_BT == segment.targets_BT) | (segment.weight_BT == 0)).all(1).sum())
+    return num_right / pairs.num_examples

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elman.inspection.probing import Probed, Trial
+from elman.inspection.probing import GROUPS, TASKS, Probed, Trial
 from elman.page import COLOURS, Page, new_figure
 
 if TYPE_CHECKING:
@@ -19,59 +20,83 @@ _TASKS_IN_A_ROW = 3
 
 def probed_page(found: Probed) -> Page:
     """Accuracy against length, all tasks in one picture and task by task, to be looked at."""
+    rates = " or ".join(f"{rate:g}" for rate in found.rates)
     page = Page(
         "What can they remember?",
-        f"Tasks of known answer, learned at short lengths and asked at longer ones. Every family had {found.updates:,} "
-        f"updates and about {found.parameters:,} parameters.",
+        f"Questions of known answer, learned at short lengths and asked at longer ones. Every family had "
+        f"{found.updates:,} updates at a learning rate of {rates}, and about {found.parameters:,} parameters.",
     )
-    page.section("All tasks", "An answer is right if all of its characters are.")
+    page.section("All tasks", "An answer is right if all of it is.")
     page.figure(
         overview(found),
-        "Of a hundred answers so many are right, by family and length. Right of the orange line: lengths that were "
-        "not learned.",
+        "Of a hundred answers so many are right, by family and length; the darker, the further above a guess. Right of "
+        "the orange line: lengths that were not learned. Grey lines part families by what carries their past: "
+        + "; ".join(f"{what} ({', '.join(kinds)})" for what, kinds in _groups(found).items())
+        + ".",
     )
     page.table(
         ["family", *(f"{task} (learned to {longest})" for task, longest in found.learned.items())],
         [(kind, *lengths.values()) for kind, lengths in found.reach().items()],
-        "The greatest length up to which nine of ten answers are right.",
+        "The greatest length asked up to which nine of ten answers are right.",
     )
     for task, longest in found.learned.items():
         own = found.of(task)
         page.section(task, f"Learned up to length {longest}.")
         page.figure(_by_length(own, longest), "Right of the dashed line nothing was learned.")
-        lengths = [one.length for one in own[0].by_length]
         page.table(
-            ["family", "parameters", *(f"length {length}" for length in lengths)],
+            ["family", "parameters", "state", "rate", *(f"length {one.length}" for one in own[0].by_length)],
             [
-                (trial.kind, trial.parameters, *(f"{one.accuracy:.1%} of {one.cases:,}" for one in trial.by_length))
+                (
+                    trial.kind,
+                    trial.parameters,
+                    "grows" if trial.state_size is None else trial.state_size,
+                    trial.learning_rate,
+                    *(f"{one.accuracy:.1%}" for one in trial.by_length),
+                )
                 for trial in own
             ],
+            "State: numbers carried from one token to the next. Different questions asked: "
+            + ", ".join(f"{one.cases:,} of length {one.length}" for one in own[0].by_length)
+            + ".",
         )
     return page
 
 
+def _groups(found: Probed) -> dict[str, list[str]]:
+    """The families that were asked, by what carries their past."""
+    asked = found.reach()
+    groups = {what: [kind for kind in kinds if kind in asked] for what, kinds in GROUPS.items()}
+    return {what: kinds for what, kinds in groups.items() if kinds}
+
+
 def overview(found: Probed) -> Figure:
-    """A panel for each task: families by lengths, coloured by how many answers are right."""
+    """A panel for each task: families by lengths, coloured by how far the right answers are above a guess."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list("right", ["#ffffff", COLOURS[0]])
     columns = min(_TASKS_IN_A_ROW, len(found.learned))
     rows = math.ceil(len(found.learned) / columns)
     num_families = max(len(found.of(task)) for task in found.learned)
-    figure, axes = new_figure(rows, columns, height=rows * (0.75 + 0.24 * num_families))
+    figure, axes = new_figure(rows, columns, height=rows * (0.8 + 0.2 * num_families))
     panels = np.ravel(axes)
+    group_of = {kind: what for what, kinds in GROUPS.items() for kind in kinds}
     for index, (panel, (task, longest)) in enumerate(zip(panels, found.learned.items(), strict=False)):
-        own = found.of(task)
+        own, guess = found.of(task), TASKS[task].guess
         lengths = [one.length for one in own[0].by_length]
         right = np.array([[one.accuracy for one in trial.by_length] for trial in own])
-        panel.imshow(right, cmap=colours, vmin=0, vmax=1, aspect="auto")
-        for (row, column), share in np.ndenumerate(right):
+        above = np.clip((right - guess) / (1 - guess), 0, 1)
+        panel.imshow(above, cmap=colours, vmin=0, vmax=1, aspect="auto")
+        for (row, column), share in np.ndenumerate(above):
             shade = "#ffffff" if share > 0.6 else "#444444"
-            panel.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=shade)
+            figure_there = f"{100 * right[row, column]:.0f}"
+            panel.text(column, row, figure_there, ha="center", va="center", fontsize=8, color=shade)
+        for row, (upper, lower) in enumerate(pairwise(own)):
+            if group_of.get(upper.kind) != group_of.get(lower.kind):
+                panel.axhline(row + 0.5, color="#888888", linewidth=1)
         panel.axvline(sum(length <= longest for length in lengths) - 0.5, color=COLOURS[1], linewidth=2)
         panel.set_xticks(range(len(lengths)), lengths)
         panel.set_yticks(range(len(own)), [trial.kind for trial in own] if index % columns == 0 else [""] * len(own))
-        panel.set_title(task, fontsize=10)
+        panel.set_title(f"{task} (guess: {100 * guess:.0f})" if guess else task, fontsize=10)
         panel.grid(False)
         panel.tick_params(length=0)
     for panel in panels[len(found.learned) :]:

@@ -65,15 +65,24 @@ def model_bytes(bundle: Bundle) -> bytes:
 
 
 def model_path(where: str | Path) -> Path:
-    """The model file that a path means: itself, or the one inside a run folder."""
+    """The model file that a path means: itself, or the one inside a run folder.
+
+    Raises:
+        ModelFileError: there is none, or the system refuses to look.
+    """
     path = Path(where)
-    if path.is_dir():
-        inside = path / MODEL_FILE
-        if not inside.is_file():
-            raise ModelFileError(f"run folder {str(path)!r} holds no {MODEL_FILE} yet: train longer, or give another")
-        return inside
-    if not path.is_file():
-        raise ModelFileError(f"no run folder or model file {str(path)!r}")
+    try:
+        if path.is_dir():
+            inside = path / MODEL_FILE
+            if not inside.is_file():
+                raise ModelFileError(
+                    f"run folder {str(path)!r} holds no {MODEL_FILE} yet: train longer, or give another"
+                )
+            return inside
+        if not path.is_file():
+            raise ModelFileError(f"no run folder or model file {str(path)!r}")
+    except OSError as error:  # the name is too long, or a folder on the way closed
+        raise ModelFileError(f"cannot open {str(path)[:200]!r}: {error.strerror}") from None
     return path
 
 

@@ -74,8 +74,9 @@ class _ByHand(torch.autograd.Function):
         tensors, kept = saved[: ctx.num_arguments], saved[ctx.num_arguments :]
         if torch.is_grad_enabled():  # the gradient is to be differentiated itself
             return None, None, None, *_by_pytorch(ctx.cell, names, tensors, gradients)
+        of_outputs_BTO = gradients[0].transpose(0, 1).contiguous().transpose(0, 1)  # each step's in one piece
         of_state = dict(zip(names[1], gradients[1:], strict=True))
-        of = ctx.cell.loop_gradients(_named(tensors, names), kept, gradients[0], of_state)
+        of = ctx.cell.loop_gradients(_named(tensors, names), kept, of_outputs_BTO, of_state)
         return None, None, None, of.x_BTI, *(of.p[name] for name in names[0]), *(of.state[name] for name in names[1])
 
 
@@ -152,6 +153,11 @@ class LSTMGradient:
         torch.mul(of_c_BH * i, 1 - g.square(), out=of_g)
         torch.mul(of_h_BH * tanh_c_BH, o * (1 - o), out=of_o)
         return of_sums_BG, of_c_BH * f
+
+
+def transposed(weight_OI: Tensor) -> Tensor:
+    """A matrix as ``h W^T`` is quickest with: copied once, where every step's product would go through it crosswise."""
+    return weight_OI.mT.contiguous()
 
 
 def before_each_step(first_BH: Tensor, after_TBH: Tensor) -> Tensor:

@@ -138,6 +138,8 @@ class Advisor:
             return
         self._worse += 1
         best, then, loss_then = self._best
+        if update < self._updates_per_epoch:
+            return  # what was read once cannot have been learned by heart: the estimate wanders
         if self._worse >= _WORSE_ESTIMATES and nats > best * (1 + _WORSE) and loss < loss_then:
             yield (
                 "overfitting",

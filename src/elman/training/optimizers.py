@@ -26,10 +26,10 @@ def newton_schulz(matrix_NRC: Tensor, iterations: int = 5) -> Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
     wide = matrix_NRC.shape[-2] <= matrix_NRC.shape[-1]
     x = matrix_NRC if wide else matrix_NRC.mT
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).contiguous()  # products read rows
     for _ in range(iterations):
         gram = x @ x.mT
-        x = a * x + torch.baddbmm(gram, gram, gram, beta=b, alpha=c) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x if wide else x.mT
 
 
