@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from elman.cells import find_cell
-from elman.cells.base import Cell
+from elman.cells.base import Cell, GatedCell
 from elman.models.kinds import model_config
 
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -43,6 +43,12 @@ def draw() -> Callable[..., Drawn]:
         return Drawn(cell, p, x_BTI, state)
 
     return draw_cell
+
+
+@pytest.fixture
+def looped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops with gradients by hand in float64 as well, where they can be held against others to the last bits."""
+    monkeypatch.setattr(GatedCell, "is_looped", lambda cell, x_BTI: torch.is_grad_enabled())
 
 
 @pytest.fixture

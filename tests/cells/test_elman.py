@@ -22,6 +22,7 @@ def test_it_is_torch_nn_rnn(draw, nonlinearity):
         torch.testing.assert_close(after["h"], last[0], **EXACT)
 
 
+@pytest.mark.usefixtures("looped")
 @pytest.mark.global_rng
 @pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
 def test_its_gradients_are_those_of_torch_nn_rnn(draw, nonlinearity):

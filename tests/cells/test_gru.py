@@ -25,6 +25,7 @@ def test_the_default_is_torch_nn_gru(draw):
         torch.testing.assert_close(after["h"], last[0], **EXACT)
 
 
+@pytest.mark.usefixtures("looped")
 @pytest.mark.global_rng
 def test_its_gradients_are_those_of_torch_nn_gru(draw):
     theirs = torch.nn.GRU(3, 4, batch_first=True, dtype=torch.float64)

@@ -332,13 +332,15 @@ class GatedCell(Cell):
         """Whether a loop with a gradient by hand (``elman.scan.loops``) takes the place of PyTorch's fused kernel.
 
         On a CPU some of those multiply once for each step to get the gradient of a matrix. They are kept where there is
-        no gradient, for half the bits, which the loops do not have, and where PyTorch's compiler reads along.
+        no gradient, for half the bits, which the loops do not have, where PyTorch's compiler reads along, and in
+        float64, where what counts is to follow ``torch.nn`` to the last bits.
         """
         import torch
 
         device = x_BTI.device.type
         fused = torch.is_autocast_enabled(device) or torch.compiler.is_compiling()
-        return device == "cpu" and x_BTI.shape[1] > 1 and torch.is_grad_enabled() and not fused
+        is_single = x_BTI.dtype == torch.float32
+        return device == "cpu" and is_single and x_BTI.shape[1] > 1 and torch.is_grad_enabled() and not fused
 
     def fused_scan(
         self, kernel: Callable[..., tuple[Tensor, ...]], p: Mapping[str, Tensor], x_BTI: Tensor, carried: Any
