@@ -75,6 +75,7 @@ def exp(x: Any) -> Any:
 
 # From here on Numba infers the types of what kernels are given, arrays and addresses, which mypy cannot name.
 
+
 @njit
 def _goes_before(weights, a, b):  # type: ignore[no-untyped-def]
     """Whether a token is dropped before another: it is less probable, or as probable and later."""
