@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +52,24 @@ def test_uniform_numbers_fill_the_unit_interval_and_belong_to_their_row():
     assert 0.999 < drawn.max() < 1
     assert abs(drawn.mean().item() - 0.5) < 4 / (12 * drawn.numel()) ** 0.5
     assert torch.equal(Noise(3, 5, 4, first_row=2).uniform((2, 5000), "x", torch.device("cpu")), drawn[2:])
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_sixteen_bits_decide_each_place_whatever_the_number_of_places(width):
+    key = Noise(3, 5, 3)
+    chosen = key.chosen((3, 7, width), 0.3, "x", torch.device("cpu"))
+    generator = torch.Generator().manual_seed(derived_seed(3, 5, "x"))
+    words = torch.zeros(-(-21 * width // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    quarters = np.frombuffer(words.numpy().tobytes(), dtype="<i2")[: 21 * width].reshape(3, 7, width)
+    assert np.array_equal(chosen.numpy(), (quarters.astype(np.int64) + 2**15) / 2**16 < 0.3 - 0.3 % 2**-16)
+    assert torch.equal(Noise(3, 5, 3, first_row=1).chosen((2, 7, width), 0.3, "x", torch.device("cpu")), chosen[1:])
+
+
+def test_the_smallest_and_the_largest_share_lie_within_sixteen_bits():
+    places = (4, 1000, 1000)
+    assert not KEY.chosen(places, 1e-6, "x", torch.device("cpu")).any()
+    kept = ~KEY.chosen(places, 1 - 1e-9, "x", torch.device("cpu"))
+    assert abs(kept.double().mean().item() * 2**16 - 1) < 4 * (2**16 / 4e6) ** 0.5
 
 
 def test_the_dtype_stays_and_the_mask_does_not_depend_on_it():

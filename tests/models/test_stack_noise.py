@@ -125,7 +125,7 @@ def zoneout_in_numpy(network, z):
 
 def test_zoneout_is_the_papers_equation_in_numpy_with_masks_and_with_their_mean():
     network = build("elman", num_layers=1, zoneout=0.3)
-    held = (KEY.uniform((B, T, H), "layer 0 zoneout h", torch.device("cpu")) < 0.3).double().numpy()
+    held = KEY.chosen((B, T, H), 0.3, "layer 0 zoneout h", torch.device("cpu")).double().numpy()
     assert 0.2 < held.mean() < 0.4
     np.testing.assert_allclose(
         read(network, KEY)[0], zoneout_in_numpy(network, lambda time: held[:, time]), rtol=0, atol=1e-12
@@ -138,7 +138,7 @@ def test_each_part_of_the_state_is_held_by_a_mask_of_its_own():
     state = network.initial_state(B).map(lambda tensor: tensor + 7.0)
     _, after = read(network, KEY, TOKENS[:, :1], state)
     for part in ("h", "c"):
-        held = KEY.uniform((B, 1, H), f"layer 0 zoneout {part}", torch.device("cpu"))[:, 0] < 0.5
+        held = KEY.chosen((B, 1, H), 0.5, f"layer 0 zoneout {part}", torch.device("cpu"))[:, 0]
         assert torch.equal(after.tensors[f"0.{part}"] == 7.0, held)
 
 

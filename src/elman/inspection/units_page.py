@@ -30,22 +30,28 @@ def units_page(found: Units) -> Page:
     firsts = one_each(found.claims)
     page.figure(_overview(firsts), _OVERVIEW)
     page.table(
+        ["a unit follows", "unit", "score", "95 %", "untrained", "passes"],
         [
-            "a unit follows",
-            "unit",
-            "score",
-            "95 %",
-            "untrained",
-            "beats it",
-            "effect",
-            "95 %",
-            "random",
-            "passes",
-            "holds",
+            (*_names(claim), claim.score, _span(claim.score_interval), claim.untrained_score, claim.beats_untrained)
+            for claim in found.claims
         ],
-        [_row(claim) for claim in found.claims],
-        "Score: F1, or the rank correlation for a graded label. Effect: mean change of the log-odds of what the label "
-        "governs, in nats, with the unit held at its mean. Random: the same for other units of the part.",
+        "The first test. Score: F1, or the rank correlation for a graded label.",
+    )
+    page.table(
+        ["a unit follows", "unit", "effect", "95 %", "random", "passes", "holds"],
+        [
+            (
+                *_names(claim),
+                claim.effect,
+                _span(claim.effect_interval),
+                _beside(claim),
+                claim.passes_intervention,
+                claim.holds,
+            )
+            for claim in found.claims
+        ],
+        "The second test, and whether both are passed. Effect: mean change of the log-odds of what the label governs, "
+        "in nats, with the unit held at its mean. Random: the same for other units of the part.",
     )
     if found.absent:
         page.text(f"Not looked for, because the text hardly has them: {', '.join(found.absent)}.")
@@ -81,20 +87,8 @@ _OVERVIEW = (
 )
 
 
-def _row(claim: Claim) -> tuple[object, ...]:
-    return (
-        claim.label,
-        f"{claim.part}:{claim.unit}",
-        claim.score,
-        _span(claim.score_interval),
-        claim.untrained_score,
-        claim.beats_untrained,
-        claim.effect,
-        _span(claim.effect_interval),
-        _beside(claim),
-        claim.passes_intervention,
-        "yes" if claim.holds else "no",
-    )
+def _names(claim: Claim) -> tuple[str, str]:
+    return claim.label, f"{claim.part}:{claim.unit}"
 
 
 def _span(interval: tuple[float, float]) -> str:

@@ -10,6 +10,7 @@ Shape letters: B rows, T time, I width, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -63,15 +64,27 @@ class Noise:
             dropped = self.uniform((len(x_BTI), 1, *x_BTI.shape[2:]), place, x_BTI.device) < share
         else:
             dropped = self.chosen(x_BTI.shape, share, place, x_BTI.device)
-        return x_BTI * ((~dropped).to(x_BTI.dtype) / (1.0 - share))
+        return x_BTI * dropped.logical_not().to(x_BTI.dtype).div_(1.0 - share)
 
     def chosen(self, shape: Sequence[int], share: float, place: str, device: torch.device) -> Tensor:
         """True at a share of all places, anew for each row and time, the first two dimensions of ``shape``."""
         if self.num_steps is None:
-            return self.uniform(shape, place, device) < share
+            return self._chosen(shape, share, place, device)
         if place not in self.masks:
-            self.masks[place] = self.uniform((shape[0], self.num_steps, *shape[2:]), place, device) < share
+            self.masks[place] = self._chosen((shape[0], self.num_steps, *shape[2:]), share, place, device)
         return self.masks[place][:, self.first_step : self.first_step + shape[1]]
+
+    def _chosen(self, shape: Sequence[int], share: float, place: str, device: torch.device) -> Tensor:
+        """The same for a whole segment.
+
+        16 random bits decide each place; drawn four times 16 at once, they cost a quarter of the 32 of :meth:`uniform`.
+        The share is thereby rounded down to a multiple of 1 / 65536.
+        """
+        size = math.prod((self.num_rows, *shape[1:]))
+        words = torch.zeros((size + 3) // 4, dtype=torch.int64, device=device)
+        words.random_(-(2**63), None, generator=self._generator(place, device))
+        drawn = words.view(torch.int16)[:size].view(self.num_rows, *shape[1:])
+        return drawn[self.first_row : self.first_row + shape[0]] < math.floor(share * 2**16) - 2**15
 
     def drop_words(self, x_BTI: Tensor, tokens_BT: Tensor, vocab_size: int, share: float) -> Tensor:
         """Zero the embeddings of a share of the vocabulary, wherever they stand, and scale the rest.
@@ -102,5 +115,7 @@ class Noise:
 
     def common(self, shape: Sequence[int], place: str, device: torch.device) -> Tensor:
         """Numbers in [0, 1) that all rows share."""
-        generator = torch.Generator(device=device).manual_seed(derived_seed(self.seed, self.update, place))
-        return torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float32)
+        return torch.rand(tuple(shape), generator=self._generator(place, device), device=device, dtype=torch.float32)
+
+    def _generator(self, place: str, device: torch.device) -> torch.Generator:
+        return torch.Generator(device=device).manual_seed(derived_seed(self.seed, self.update, place))

@@ -34,6 +34,10 @@ COLOURS = ("#3b6fb6", "#d1662c", "#3f8f5b", "#8a5aa8", "#b3415a", "#7a6a4f", "#3
 """Of the lines of a picture, in this order; told apart by lightness too."""
 _SHADES = 12
 """Steps on either side of the middle of a scale in coloured text."""
+_SHORT = 24
+"""Characters of a cell that may keep its line to itself."""
+_NUMBER = r"[-+]?\d[\d,.]*(?:e[-+]\d+)?%?"
+_FIGURE = re.compile(rf"–|infinite|not a number|{_NUMBER}(?: (?:to|of) {_NUMBER})?")
 
 
 class Piece(NamedTuple):
@@ -74,9 +78,21 @@ class Page:
         self._add("numbers", values={name: shown(value) for name, value in values.items()})
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> None:
-        """Add a table. Numbers stand right-aligned, as :func:`shown` writes them."""
-        cells = [[(shown(cell), isinstance(cell, int | float)) for cell in row] for row in rows]
-        self._add("table", columns=columns, rows=cells, caption=caption)
+        """Add a table, its cells as :func:`shown` writes them.
+
+        The first column names the rows and stays in sight where the table is scrolled sideways, if its names are short.
+        Any other that is mostly figures stands right-aligned. Figures and short names are never broken over two lines.
+        """
+        texts = [[shown(cell) for cell in row] for row in rows]
+        first, *others = zip(*texts, strict=True) if texts else [()] * len(columns)
+        aligned = [False, *(sum(map(_is_figure, column)) > len(column) / 2 for column in others)]
+        self._add(
+            "table",
+            columns=list(zip(columns, aligned, strict=True)),
+            rows=[[(text, _style_of(text, right)) for text, right in zip(row, aligned, strict=True)] for row in texts],
+            is_named=len(columns) > 2 and all(len(text) <= _SHORT for text in first),
+            caption=caption,
+        )
 
     def code(self, text: str, caption: str = "") -> None:
         """Add text as it is: a sample, a settings file, a command."""
@@ -154,6 +170,17 @@ def shown(value: object) -> str:
         return f"{value:.3g}"
     decimals = 4 if abs(value) < 1 else max(0, 3 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"
+
+
+def _is_figure(text: str) -> bool:
+    """Whether a cell holds a number, an interval, a count out of a total, or the lack of one."""
+    return _FIGURE.fullmatch(text) is not None
+
+
+def _style_of(text: str, is_aligned: bool) -> str:
+    """The classes of a cell: ``n`` to the right, ``w`` a figure, with its unit or without, or a short name of one word."""
+    stays_whole = len(text) <= _SHORT and (" " not in text or re.match(_NUMBER, text) is not None)
+    return "n" * is_aligned + " " * (is_aligned and stays_whole) + "w" * stays_whole
 
 
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4) -> tuple[Figure, Any]:
