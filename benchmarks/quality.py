@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -78,7 +79,8 @@ def train_plain(text: str, held_out: str, seed: int, seconds: float) -> dict[str
             piece = tokens[start : start + 1025]
             logits, state = model(piece[None, :-1], state)
             total += nn.functional.cross_entropy(logits[0], piece[1:], reduction="sum").double().item()
-    return {"nats_per_token": total / (len(tokens) - 1), "seconds": trained, "updates": updates}
+    nats = total / (len(tokens) - 1)
+    return {"nats_per_token": nats, "nats_per_char": nats, "seconds": trained, "updates": updates}
 
 
 def train_preset(text_file: Path, seed: int, preset: str, seconds: float) -> dict[str, float]:
@@ -97,6 +99,7 @@ def train_preset(text_file: Path, seed: int, preset: str, seconds: float) -> dic
         crops = elman.evaluate(run.path, window=CROP, stride=CROP).evaluation.score
     return {
         "nats_per_token": carried.nats_per_token,
+        "nats_per_char": carried.bits_per_char * math.log(2),
         "nats_per_token_in_crops": crops.nats_per_token,
         "seconds": end["measured"]["seconds"],
         "updates": end["update"],
@@ -166,7 +169,7 @@ def main() -> None:
         options = f" --seconds {arguments.seconds:g}" if arguments.seconds else ""
         options += f" --seeds {arguments.seeds}" + (" --alone" if arguments.alone else "")
         report = {
-            "what": "nats per character over the whole held-out text, one stream, carried state; and in crops of "
+            "what": "nats over the whole held-out text, one stream, carried state; and in crops of "
             f"{CROP}, each read from the initial state",
             "command": f"python benchmarks/quality.py {arguments.text.name} --preset {arguments.preset}{options}",
             "date": time.strftime("%Y-%m-%d"),
@@ -179,9 +182,12 @@ def main() -> None:
 
 def in_words(result: dict[str, float]) -> str:
     """One result on one line."""
-    crops = result.get("nats_per_token_in_crops")
-    beside = "" if crops is None else f" ({crops:.4f} in crops)"
-    return f"{result['nats_per_token']:.4f} nats{beside} in {result['seconds']:.1f} s, {result['updates']:.0f} updates"
+    figures = [f"{result['nats_per_token']:.4f} nats"]
+    if not math.isclose(result["nats_per_char"], result["nats_per_token"]):
+        figures.append(f"{result['nats_per_char']:.4f} a character")
+    if "nats_per_token_in_crops" in result:
+        figures.append(f"{result['nats_per_token_in_crops']:.4f} in crops")
+    return f"{', '.join(figures)}, in {result['seconds']:.1f} s, {result['updates']:.0f} updates"
 
 
 if __name__ == "__main__":

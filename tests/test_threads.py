@@ -1,0 +1,75 @@
+"""What PyTorch's threads are told is theirs for a while, and then as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import elman
+from elman.threads import denormals_flushed, num_threads
+from elman.training.loop import Trainer
+
+SMALLEST = torch.finfo(torch.float32).smallest_normal
+
+SHARE_THAT_IS_ZERO = """
+import torch
+from elman.threads import denormals_flushed
+torch.set_num_threads(2)
+with denormals_flushed():
+    print(((torch.full((4_000_000,), 1e-38) * 1e-2) == 0).double().mean().item())
+print((torch.tensor(1e-38) * 1e-2 == 0).item())
+"""
+
+
+def is_flushed() -> bool:
+    return bool(torch.tensor(SMALLEST) / 2 == 0)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    yield
+    torch.set_flush_denormal(False)
+
+
+def test_numbers_below_the_smallest_normal_one_are_zero_for_a_while():
+    quarters = torch.tensor([SMALLEST, -SMALLEST]) / 4
+    assert quarters.tolist() == [SMALLEST / 4, -SMALLEST / 4]
+    with denormals_flushed():
+        assert (torch.tensor([SMALLEST, -SMALLEST]) / 4).tolist() == [0.0, 0.0]
+        assert (torch.tensor([SMALLEST, -SMALLEST]) * 4).tolist() == [SMALLEST * 4, -SMALLEST * 4]
+    assert not is_flushed()
+
+
+def test_who_flushed_them_before_goes_on_doing_so():
+    torch.set_flush_denormal(True)
+    with pytest.raises(ZeroDivisionError), denormals_flushed():
+        1 / 0  # noqa: B018 - whatever ends the block
+    assert is_flushed()
+
+
+def test_threads_that_are_started_meanwhile_flush_them_too():
+    done = subprocess.run([sys.executable, "-c", SHARE_THAT_IS_ZERO], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1.0", "False"]
+
+
+def test_training_flushes_them_and_the_process_does_not_afterwards(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 200)
+    seen = []
+    step = Trainer._observe
+    monkeypatch.setattr(Trainer, "_observe", lambda trainer: seen.append(is_flushed()) or step(trainer))
+    elman.train(tmp_path / "text.txt", out=tmp_path / "run", training={"max_updates": 2})
+    assert seen
+    assert all(seen)
+    assert not is_flushed()
+
+
+def test_the_number_of_threads_is_given_back():
+    before = torch.get_num_threads()
+    with num_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    with num_threads(None):
+        assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == before
