@@ -197,4 +197,8 @@ def test_a_browser_shows_the_page_without_a_network(found, tmp_path):
         )
         assert colours > 3
         assert page.get_by_role("heading", name="quotes: unit 3 of 0.h, holds").is_visible()
+        # What every claim says stands on paper and in half a window, without a scroll.
+        page.set_viewport_size({"width": 790, "height": 800})
+        rooms = page.locator(".wide").evaluate_all("rooms => rooms.map(room => room.scrollWidth - room.clientWidth)")
+        assert max(rooms) == 0
         browser.close()

@@ -132,6 +132,66 @@ def test_a_browser_shows_it_without_a_sideways_scroll(tmp_path):
     assert complaints == []
 
 
+WIDE_COLUMNS = ["a unit follows", "unit", "score", "95 %", "effect", "95 %", "clipped", "stuck", "before", "holds"]
+WIDE_ROWS = [
+    ["indentation-width", "0.c:296", 0.8711, "0.8360 to 0.9003", -0.6411, "-0.5655 to 1.2e-05", "20.2%", "11 of 32",
+     "self._nodeTypes_with_children=(xml.dom.Node.ELEMENT_NODE", True],
+    ["line-position", "0.h:234", None, "–", float("inf"), "no other units", "8.5%", "0 of 32",
+     "a text of short words that may be broken between them", False],
+]  # fmt: skip
+HEIGHTS = """cells => cells.map(cell => {
+    const inside = document.createRange();
+    inside.selectNodeContents(cell);
+    return [cell.textContent, new Set([...inside.getClientRects()].map(line => Math.round(line.top))).size];
+})"""
+"""The text of cells, and over how many lines it goes."""
+
+
+def test_a_column_of_figures_stands_to_the_right_with_its_heading():
+    page = Page("Tables")
+    page.table(
+        ["state", "kind", "size", "what"],
+        [["8", "grows", 192, 1], ["16", "lstm", None, "one"], ["9", "gru", "3 of 9", "two"]],
+    )
+    html = page.html()
+    assert '<th>state</th><th>kind</th><th class="n">size</th><th>what</th>' in html
+    assert '<td class="w">8</td><td class="w">grows</td><td class="n w">192</td><td class="w">1</td>' in html
+    assert '<td class="n w">–</td>' in html
+    assert '<td class="n w">3 of 9</td>' in html
+
+
+@pytest.mark.parametrize("width", [400, 790])
+def test_a_wide_table_is_scrolled_by_itself_and_breaks_no_figure(tmp_path, width):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    from playwright.sync_api import sync_playwright
+
+    page = Page("Tables")
+    page.table(WIDE_COLUMNS, WIDE_ROWS)
+    page.table(["before", "value"], [["x" * 100, 1.5]])
+    page.write(tmp_path / "page.html")
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": width, "height": 800})
+        view.goto((tmp_path / "page.html").as_uri())
+        assert view.evaluate("document.documentElement.scrollWidth") <= width
+        heights = dict(view.locator("tbody").first.locator("td").evaluate_all(HEIGHTS))
+        figures = ["0.8360 to 0.9003", "-0.5655 to 1.2e-05", "11 of 32", "20.2%", "-0.6411"]
+        names = ["indentation-width", "0.c:296", "yes"]
+        assert {text: heights[text] for text in figures + names} == dict.fromkeys(figures + names, 1)
+        assert heights[WIDE_ROWS[0][8]] > 1
+        rooms = view.locator(".wide").evaluate_all("rooms => rooms.map(room => [room.clientWidth, room.scrollWidth])")
+        assert rooms[0][1] > rooms[0][0]
+        assert rooms[1][1] == rooms[1][0]
+        name = view.get_by_text("indentation-width", exact=True)
+        before = name.bounding_box()
+        view.locator(".wide").first.evaluate("room => { room.scrollLeft = room.scrollWidth }")
+        assert view.get_by_text("yes", exact=True).bounding_box()["x"] < width
+        assert name.bounding_box() == before
+        browser.close()
+
+
 def test_a_disk_that_fails_leaves_the_page_before(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")

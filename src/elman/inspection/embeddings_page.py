@@ -44,7 +44,10 @@ def embeddings_page(found: Embeddings) -> Page:
     page.table(
         ["token", "nearest"],
         [
-            (shown_token(one.token), ", ".join(f"{shown_token(token)}\N{NO-BREAK SPACE}{cosine:.2f}" for token, cosine in one.nearest))
+            (
+                shown_token(one.token),
+                ", ".join(f"{shown_token(token)}\N{NO-BREAK SPACE}{cosine:.2f}" for token, cosine in one.nearest),
+            )
             for one in found.neighbours
         ],
     )

@@ -37,7 +37,7 @@ _SHADES = 12
 _SHORT = 24
 """Characters of a cell that may keep its line to itself."""
 _NUMBER = r"[-+]?\d[\d,.]*(?:e[-+]\d+)?%?"
-_FIGURE = re.compile(rf"–|infinite|not a number|{_NUMBER}(?: (?:to|of) {_NUMBER})?")
+_FIGURE = re.compile(rf"[–-]|infinite|not a number|{_NUMBER}(?: (?:to|of) {_NUMBER})?")
 
 
 class Piece(NamedTuple):
@@ -81,7 +81,8 @@ class Page:
         """Add a table, its cells as :func:`shown` writes them.
 
         The first column names the rows and stays in sight where the table is scrolled sideways, if its names are short.
-        Any other that is mostly figures stands right-aligned. Figures and short names are never broken over two lines.
+        Any other that is mostly figures stands right-aligned. Figures and short names are never broken over two lines,
+        long text anywhere.
         """
         texts = [[shown(cell) for cell in row] for row in rows]
         first, *others = zip(*texts, strict=True) if texts else [()] * len(columns)
@@ -178,9 +179,13 @@ def _is_figure(text: str) -> bool:
 
 
 def _style_of(text: str, is_aligned: bool) -> str:
-    """The classes of a cell: ``n`` to the right, ``w`` a figure, with its unit or without, or a short name of one word."""
-    stays_whole = len(text) <= _SHORT and (" " not in text or re.match(_NUMBER, text) is not None)
-    return "n" * is_aligned + " " * (is_aligned and stays_whole) + "w" * stays_whole
+    """The classes of a cell: ``n`` to the right; ``l`` long; ``w`` unbroken, a figure with its unit or a name."""
+    names = ["n"] if is_aligned else []
+    if len(text) > _SHORT:
+        names.append("l")
+    elif " " not in text or re.match(_NUMBER, text):
+        names.append("w")
+    return " ".join(names)
 
 
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.4) -> tuple[Figure, Any]:
