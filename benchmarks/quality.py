@@ -79,8 +79,7 @@ def train_plain(text: str, held_out: str, seed: int, seconds: float) -> dict[str
             piece = tokens[start : start + 1025]
             logits, state = model(piece[None, :-1], state)
             total += nn.functional.cross_entropy(logits[0], piece[1:], reduction="sum").double().item()
-    nats = total / (len(tokens) - 1)
-    return {"nats_per_token": nats, "nats_per_char": nats, "seconds": trained, "updates": updates}
+    return {"nats_per_token": total / (len(tokens) - 1), "seconds": trained, "updates": updates}
 
 
 def train_preset(text_file: Path, seed: int, preset: str, seconds: float) -> dict[str, float]:
@@ -97,13 +96,15 @@ def train_preset(text_file: Path, seed: int, preset: str, seconds: float) -> dic
         end = [record for record in run.records() if record["kind"] == "end"][-1]
         carried = elman.evaluate(run.path).evaluation.score
         crops = elman.evaluate(run.path, window=CROP, stride=CROP).evaluation.score
-    return {
+    figures = {
         "nats_per_token": carried.nats_per_token,
-        "nats_per_char": carried.bits_per_char * math.log(2),
         "nats_per_token_in_crops": crops.nats_per_token,
         "seconds": end["measured"]["seconds"],
         "updates": end["update"],
     }
+    if carried.bits_per_char is not None:  # where words are unknown there is none
+        figures["nats_per_char"] = carried.bits_per_char * math.log(2)
+    return figures
 
 
 def machine() -> dict[str, object]:
@@ -182,8 +183,8 @@ def main() -> None:
 
 def in_words(result: dict[str, float]) -> str:
     """One result on one line."""
-    figures = [f"{result['nats_per_token']:.4f} nats"]
-    if not math.isclose(result["nats_per_char"], result["nats_per_token"]):
+    figures = [f"{result['nats_per_token']:.4f} nats a token"]
+    if "nats_per_char" in result:
         figures.append(f"{result['nats_per_char']:.4f} a character")
     if "nats_per_token_in_crops" in result:
         figures.append(f"{result['nats_per_token_in_crops']:.4f} in crops")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -43,7 +42,7 @@ def judge(folder: Path, preset: str, updates: int, seed: int, trial: str) -> dic
     return {
         "trial": trial,
         "slice_nats_per_token": round(result["nats_per_token"], 4),
-        "slice_nats_per_char": round(result["bits_per_char"] * math.log(2), 4),
+        "slice_bits_per_char": result["bits_per_char"],
         "train_nats_last_update": round(last["nats"], 3),
         "updates": last["update"],
         "seed": seed,
