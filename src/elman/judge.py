@@ -30,7 +30,7 @@ from elman.settings import Config, resolve_run
 from elman.surprisal import Surprisal
 from elman.text.corpora import is_named, open_corpus
 from elman.text.sources import Piece, Source, utf8
-from elman.text.tokenizers import Tokenizer
+from elman.text.tokenizers import UNKNOWN, Tokenizer
 from elman.translation import PairReport, is_of_pairs, judge_pairs, reverses_source
 
 SplitName = Literal["train", "valid", "test"]
@@ -39,6 +39,7 @@ _BY_PREFERENCE: tuple[SplitName, ...] = ("test", "valid", "train")
 _ROWS_AT_ONCE = 16  # of a batch of documents or windows
 _EXAMPLES_AT_ONCE = 64
 _MAX_TUNED = 10_000
+_GIVE_TEXT = "give a TEXT"
 
 
 @dataclass(frozen=True)
@@ -188,12 +189,12 @@ def evaluate(
         )
     dataset: Dataset | None = None
     if text is None:
-        dataset = _dataset_of_run(where, config, bundle)
+        dataset = _dataset_of_run(where, config, bundle, _GIVE_TEXT)
         subject = _part_of(dataset, split)
     else:
         subject = _read(text, split, bundle.tokenizer, config)
         if with_baselines or dynamic or cache:
-            dataset = _dataset_of_run(where, config, bundle)
+            dataset = _dataset_of_run(where, config, bundle, "leave --baselines, --dynamic and --cache out")
     measured, surprisal = _measure(
         bundle.network,
         subject,
@@ -309,7 +310,7 @@ def _evaluate_pairs(
 ) -> Judgement:
     tokenizer, reverse_source = bundle.tokenizer, reverses_source(bundle)
     if text is None:
-        subject = _part_of(_dataset_of_run(where, config, bundle), split)
+        subject = _part_of(_dataset_of_run(where, config, bundle, _GIVE_TEXT), split)
     else:
         subject = _read(text, split, tokenizer, config, of_pairs=True)
     pairs = Pairs(subject.tokens.tokens, _EXAMPLES_AT_ONCE * team.size, tokenizer.boundary_id, reverse_source)
@@ -419,8 +420,15 @@ def find_subject(
     """
     config = _config_of_run(Path(where), cell)
     if text is None:
-        return _part_of(_dataset_of_run(where, config, bundle), split)
-    return _read(text, split, bundle.tokenizer, config, of_pairs=is_of_pairs(bundle))
+        subject = _part_of(_dataset_of_run(where, config, bundle, _GIVE_TEXT), split)
+    else:
+        subject = _read(text, split, bundle.tokenizer, config, of_pairs=is_of_pairs(bundle))
+    tokens = subject.tokens
+    if not tokens.num_unknown:
+        return subject
+    share = f"{tokens.num_unknown:,} of {len(tokens.tokens) - 1:,} tokens"
+    notice = f"{share} of {subject.corpus} are {UNKNOWN}: the model never saw what stands there"
+    return replace(subject, notices=(*subject.notices, notice))
 
 
 def _config_of_run(where: Path, cell: str | None) -> Config | None:
@@ -433,14 +441,12 @@ def dataset_of_run(where: str | Path, *, cell: str | None = None) -> Dataset:
     return _dataset_of_run(where, _config_of_run(Path(where), cell), load_model(where, cell=cell))
 
 
-def _dataset_of_run(where: str | Path, config: Config | None, bundle: Bundle) -> Dataset:
-    """The corpus of a run, prepared as it was for the training."""
+def _dataset_of_run(where: str | Path, config: Config | None, bundle: Bundle, instead: str = "") -> Dataset:
+    """The corpus of a run, prepared as it was for the training; what to do instead is said where it is not there."""
     if config is None:
-        raise UserError(
-            f"{str(where)!r} is a model without its corpus: give the run folder, or a TEXT (and no --baselines)"
-        )
+        raise UserError(f"{str(where)!r} is a model without its corpus: give the run folder{_or(instead)}")
     if "-" in config.data.corpus:
-        raise UserError(f"{str(where)!r} was trained on standard input, which is gone: give a TEXT to evaluate on")
+        raise UserError(f"{str(where)!r} was trained on standard input, which is gone: train on a file{_or(instead)}")
     # The model's own tokenizer counts. One that was trained on the corpus is most likely in the cache already; a file
     # that training was given may have changed since.
     has_own = config.tokenizer.path is not None or config.from_model is not None
@@ -448,8 +454,12 @@ def _dataset_of_run(where: str | Path, config: Config | None, bundle: Bundle) ->
     if dataset.tokenizer.to_dict() != bundle.tokenizer.to_dict():
         dataset = prepare(config.data, config.text, bundle.tokenizer)
     if dataset.sha256 != bundle.provenance.get("corpus_sha256"):
-        raise TextError(f"the corpus {dataset.corpus_name!r} has changed since the training: restore it or give a TEXT")
+        raise TextError(f"the corpus {dataset.corpus_name!r} has changed since the training: restore it{_or(instead)}")
     return dataset
+
+
+def _or(instead: str) -> str:
+    return f", or {instead}" if instead else ""
 
 
 def _part_of(dataset: Dataset, split: SplitName | None) -> Subject:
@@ -498,7 +508,7 @@ def _read(
     if source is None:
         raise UserError(f"{corpus.name!r} has no {chosen} part; accepted: {', '.join(there)}")
     hashed = _Hashed(source)
-    tokens = tokenize_text(hashed, tokenizer, unknown="token")
+    tokens = tokenize_text(hashed, tokenizer, unknown="token", name=repr(corpus.name))
     return Subject(chosen, corpus.name, hashed.sha256, tokens, tuple(source.report()))
 
 

@@ -155,6 +155,15 @@ class Reading:
         return cls(bundle, tuple(tokens.tolist()), about["num_given"], state, logits_V.copy(), about["is_parted"])
 
 
+def is_reading(path: Path) -> bool:
+    """Whether a file is one that :meth:`Reading.save` wrote, of any model."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return _KEY in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
 def _are_tokens(tensor: torch.Tensor, vocab_size: int) -> bool:
     """Whether the integers of a part of a state, which are tokens, are those of a vocabulary."""
     if tensor.is_floating_point() or not tensor.numel():

@@ -12,7 +12,6 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from elman.cli.display import Dashboard, Display, picture
-from elman.cli.output import clean
 from elman.settings import resolve
 from elman.training.folder import Run
 from elman.training.loop import Record
@@ -121,11 +120,6 @@ def test_a_sample_is_shown_as_it_is_without_what_a_terminal_would_obey():
     assert "[link=x]" in text
     assert "é漢字🙂" in text
     assert not set(text) & set("\x1b\x00\x07\r\t\u202e\u2028\x85\ud800")
-
-
-def test_clean_keeps_text_of_every_script():
-    for text in ("Ünïcödé\n\tx", "वास्तविक क्षि", "می‌خواهم", "👩‍👩‍👧", "a\u00a0b\u3000c"):
-        assert clean(text) == text
 
 
 def test_the_curve_falls_from_left_to_right_however_long_the_training():

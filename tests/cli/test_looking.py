@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import re
+import signal
+
 import pytest
+
+from elman.cli import main
+from elman.inspection import probing
 
 
 @pytest.mark.parametrize(
@@ -27,11 +34,63 @@ def test_table_json_and_page(elman, run, corpus, tmp_path, words, key, shown):
     assert out.endswith(f"page: {path}\n")
 
 
-def test_what_was_found_is_not_lost_with_a_page_that_cannot_be_written(elman, run, tmp_path):
-    answer = elman("inspect", "embeddings", run, "a", "--html", tmp_path / "nowhere" / "page.html")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "units RUN TEXT --label line-position --max-tokens 1100",
+        "state RUN TEXT --max-tokens 1100",
+        "errors RUN TEXT --order 2 --max-tokens 1100",
+        "saliency RUN TEXT --length 4 --places 1 --max-distance 4",
+        "gradients RUN TEXT --lags 3 --places 1",
+        "ngram COUNTED TEXT",
+    ],
+)
+def test_what_the_model_never_saw_is_said_of_a_text(elman, run, counted, tmp_path, words):
+    text, page = tmp_path / "strange.txt", tmp_path / "page.html"
+    text.write_text("the ЖЖ cat ЩЩ\n" * 100, "utf-8")
+    words = words.replace("RUN", str(run)).replace("TEXT", str(text)).replace("COUNTED", str(counted))
+    options = () if words.startswith("ngram") else ("--html", page)
+    answer = elman("inspect", *words.split(), *options)
+    note = f"400 of 1,400 tokens of {text} are <unk>: the model never saw what stands there"
+    assert answer.code == 0
+    assert f"note: {note}\n" in answer.err
+    if options:
+        assert html.escape(f"Note: {note}.") in page.read_text("utf-8")
+    assert note in elman("inspect", *words.split(), "--json").json["notices"]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory, corpus):
+    """An n-gram model of the same text."""
+    path = tmp_path_factory.mktemp("counted") / "run"
+    assert main(["train", str(corpus), "--model.kind", "ngram", "--model.order", "2", "--out", str(path)]) == 0
+    return path
+
+
+def test_what_was_found_is_not_lost_with_a_page_that_cannot_be_written(elman, run, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("elman.page.write_atomically", fail)
+    answer = elman("inspect", "embeddings", run, "a", "--html", tmp_path / "page.html")
     assert answer.code == 2
     assert "nearest" in answer.out
     assert "the page cannot be written" in answer.err
+
+
+def test_units_that_are_asked_for_are_shown_in_the_terminal_too(elman, run, corpus):
+    call = ("inspect", "units", run, corpus, "--label", "word-start", "--max-tokens", "1100")
+    out = elman(*call, "--unit", "0.c:3", "--unit", "0.forget_gate:4").out
+    assert "1,088 of 1,100 tokens, whole blocks of 64" in out
+    assert "where unit 3 of 0.c is highest" in out
+    assert "where unit 4 of 0.forget_gate is highest" in out
+    assert "is highest" not in elman(*call).out
+    verdicts = {"yes", "no, score", "no, effect"}
+    rows = [line for line in out.splitlines() if line.startswith(" word-start")]
+    assert len(rows) == 2
+    for verdict in verdicts - {"yes"}:
+        assert any(verdict in row for row in rows) == (f"{verdict}: " in out)
+    assert all(any(verdict in row for verdict in verdicts) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +117,11 @@ def test_embeddings(elman, run, tmp_path):
 def test_two_models(elman, run, corpus):
     call = ("inspect", "errors", run, corpus, "--against", run / "model.safetensors")
     assert elman(*call, "--json").json["difference_interval"] == [0.0, 0.0]
-    assert "nats per token" in elman(*call).out
+    out = elman(*call).out
+    assert "nats per token" in out
+    assert "difference of all, 95 % interval: 0.0000 to 0.0000: no difference beyond chance" in out
+    assert "0.0% of the tokens are cheaper for" in out
+    assert next(line for line in out.splitlines() if line.startswith(" all ")).split()[-1] == "0.0000"
     assert elman(*call, "--order", "3").code == 2
     assert "accepted: 1 to 12" in elman("inspect", "errors", run, corpus, "--order", "0").err
 
@@ -126,10 +189,38 @@ def test_probe(elman, tmp_path):
     assert elman("inspect", "probe", tmp_path, "--task", "nothing").code == 2
     assert elman("inspect", "probe", tmp_path, "--rate", "0.01", "--rate", "2").code == 2
     words = ("inspect", "probe", tmp_path / "trials", "--task", "anbn", "--kind", "ngram")
-    assert "learned up to length 12" in elman(*words).out
+    assert "(a's; learned up to 12)" in elman(*words).out
     answer = elman(*words, "--json", "--html", tmp_path / "page.html")
     assert answer.json["trials"][0]["kind"] == "ngram"
     assert "anbn ngram" in answer.err
     assert (tmp_path / "page.html").exists()
     assert "nine of ten answers" not in answer.out
     assert "nine of ten answers" in elman(*words, "--task", "parity").out
+
+
+def test_probe_tells_all_it_trains_and_what_a_guess_has(elman, tmp_path, monkeypatch):
+    monkeypatch.setattr(probing, "_LEARNED_EXAMPLES", 1200)
+    monkeypatch.setattr(probing, "_ASKED_CASES", 40)
+    words = ("--task", "modular-arithmetic", "--kind", "elman", "--updates", 2, "--parameters", 1000)
+    answer = elman("inspect", "probe", tmp_path, *words)
+    told = [re.match(r"(\S+ \S+) at ([\d.e-]+): ", line).groups() for line in answer.err.splitlines()]
+    assert [name for name, _ in told] == ["parity elman", "modular-arithmetic elman"]  # the first to find the rate
+    assert len({rate for _, rate in told}) == 1
+    assert "(terms; learned up to 5); guess: the last term, reckoned from 0" in answer.out
+    (row,) = (line.split() for line in answer.out.splitlines() if line.strip().startswith("guess"))
+    assert row == ["guess", "30.3%", "32.0%", "32.1%", "32.1%", "32.1%"]
+
+
+def test_what_probe_has_finished_before_ctrl_c_is_kept_and_said(elman, tmp_path, monkeypatch):
+    really = probing._trial
+
+    def interrupted(out, task, kind, *others):
+        if kind == "elman":
+            raise KeyboardInterrupt
+        return really(out, task, kind, *others)
+
+    monkeypatch.setattr(probing, "_trial", interrupted)
+    answer = elman("inspect", "probe", tmp_path, "--task", "anbn", "--kind", "ngram", "--kind", "elman")
+    assert (answer.code, answer.out) == (128 + signal.SIGINT, "")
+    assert f"what was finished is kept in {tmp_path}" in answer.err
+    assert (tmp_path / "anbn-ngram" / "probe.json").is_file()

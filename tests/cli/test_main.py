@@ -50,6 +50,14 @@ def test_every_command_explains_itself(elman, command):
         (["data", "fetch", "nothing"], "accepted"),
         (["compare", "text.txt", "--seeds", "1.5"], 'unable to convert "1.5" into int'),
         (["inspect", "gradients", "nowhere", "--lags", "2.5"], 'unable to convert "2.5" into int'),
+        (["inspect", "units", "nowhere", "--seed", "-1"], "for --seed. Must be >= 0"),
+        (["inspect", "state", "nowhere", "--seed", "-1"], "for --seed. Must be >= 0"),
+        (["inspect", "closing", "nowhere", "--seed", "-1"], "for --seed. Must be >= 0"),
+        (["inspect", "probe", "nowhere", "--seed", "-1"], "for --seed. Must be >= 0"),
+        (["diagnose", "nowhere", "--seed", "-1"], "for --seed. Must be >= 0"),
+        (["sample", "nowhere", "--seed", "-1"], "for --seed. Must be >= 0"),
+        (["train", ""], "a name in data.corpus is empty"),
+        (["train", "\x1b[31m\u202e"], "'\\x1b[31m\\u202e'"),
     ],
     ids=" ".join,
 )
@@ -167,14 +175,46 @@ def test_interruptions_and_lack_of_memory_have_their_codes(elman, monkeypatch, e
     assert answer.err.count("\n") == 1
 
 
-def test_a_reader_that_goes_away_is_no_error(run, environment):
+PRINTING = ["--help", "config schema", "inspect embeddings RUN"]
+
+
+def spoken(words, run, environment, redirection):
+    """A process of its own, its streams as a shell sets them: the exit code and what it complains of."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "elman"]
+    words = words.replace("RUN", str(run)).split()
+    ran = subprocess.run([*command, *words], capture_output=True, env=environment, check=False)
+    return ran.returncode, ran.stderr.decode()
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_reader_that_goes_away_is_no_error(run, environment, words):
     reading, writing = os.pipe()
     os.close(reading)
-    words = [sys.executable, "-m", "elman", "config", "schema"]
-    ran = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
+    command = [sys.executable, "-m", "elman", *words.replace("RUN", str(run)).split()]
+    ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
     os.close(writing)
-    assert ran.returncode == 141
-    assert ran.stderr == b""
+    assert (ran.returncode, ran.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("words", PRINTING)
+def test_a_full_disk_under_the_output_is_one_line(run, environment, words):
+    code, said = spoken(words, run, environment, "> /dev/full")
+    assert (code, said.count("\n")) == (1, 1)
+    assert "cannot be written: No space left on device" in said
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-"])
+def test_a_stream_that_was_closed_takes_nothing_with_it(run, environment, tmp_path, streams):
+    state = tmp_path / "place"
+    words = f"sample RUN --max-new-tokens 3 --save-state {state}"
+    assert spoken(words, run, environment, streams)[0] == 0
+    assert state.stat().st_size
+
+
+def test_standard_input_that_was_closed_is_empty(run, environment):
+    code, said = spoken("score RUN -", run, environment, "<&-")
+    assert code == 2
+    assert "the text is empty" in said
 
 
 def test_output_is_utf8_whatever_the_locale(run, environment):

@@ -61,6 +61,15 @@ def test_a_pipe_has_one_line_for_each_row_whatever_columns_says(printed):
     assert [tuple(line.split()) for line in lines[2:]] == ROWS
 
 
+@pytest.mark.parametrize("width", [None, 80])
+def test_nothing_in_a_table_is_obeyed_by_a_terminal(printed, width):
+    lines = printed(width, ("\x1b[31mhead", "n"), [("a\x1b]0;title\x07", "1"), ("b\u202ec\x00", "2")])
+    text = "\n".join(lines)
+    assert not set(text) & set("\x1b\x07\u202e\x00")
+    for shown in ("␛[31mhead", "a␛]0;title␇", r"b\u202ec␀"):
+        assert shown in text
+
+
 def test_a_narrow_terminal_has_the_first_column_before_each_group_of_columns(printed):
     lines = printed(60, HEADINGS, ROWS, text_columns=4)
     tables = sum("─" in line for line in lines)
@@ -73,3 +82,26 @@ def test_long_text_folds_before_a_figure_moves_below(printed):
     assert sum("─" in line for line in lines) == 1
     assert " ".join(" ".join(lines).replace("order 6", "").replace("1,234", "").split()).endswith(PROSE)
     assert max(map(len, lines)) <= 50
+
+
+CLAIMS = [
+    (label, f"0.{part}:{unit}", "yes", f"0.{unit}", f"1.{unit}", f"2.{unit}")
+    for unit, (label, part) in enumerate([("capitals", "c"), ("capitals", "h"), ("word-start", "c")], 101)
+]
+
+
+@pytest.mark.parametrize(("width", "repeated"), [(41, 2), (21, 1), (None, 2)])
+def test_the_columns_that_tell_the_rows_apart_stand_before_each_group(printed, width, repeated):
+    lines = printed(width, ("follows", "unit", "holds", "score", "untrained", "effect"), CLAIMS, text_columns=3)
+    tables = sum("─" in line for line in lines)
+    assert (tables == 1) == (width is None)
+    for column in range(2):
+        for row in CLAIMS[1:]:
+            alone = sum(row[column] in line.split() for line in lines)
+            assert alone == (tables if column < repeated else 1) * sum(row[column] == one[column] for one in CLAIMS)
+
+
+def test_rows_that_are_all_alike_are_told_apart_by_nothing(printed):
+    lines = printed(26, ("place", "of one", "of another"), [("here", "1.23456", "6.54321")] * 2)
+    rows = [line.split() for line in lines if "here" in line]
+    assert rows == [["here", "1.23456"]] * 2 + [["here", "6.54321"]] * 2

@@ -225,7 +225,7 @@ def test_the_end_of_the_input_ends_it_and_the_place_is_saved(elman, run, tmp_pat
         ("type Ж", "never saw: 'Ж'"),
         ("temperature -1", "sampling.temperature"),
         ("top-p", "top-p needs something behind it"),
-        ("save /no/such/folder/file", "cannot be written"),
+        ("save /no/such/folder/file", "there is no folder '/no/such/folder'"),
         ("num-beams 3", "num_beams has no meaning here"),
         ("bad-words 'the", "opens a quote that nothing closes"),
         ("suppress-tokens a", "sampling.suppress_tokens"),

@@ -8,7 +8,7 @@ import pytest
 
 # From the bottom up. Names on one line are peers that do not import each other either.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "files"),
+    ("errors", "files", "visible"),
     ("config",),
     ("text", "scan", "page", "threads"),
     ("cells", "metrics"),
@@ -29,7 +29,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # These answer before torch, which takes seconds to import, is needed.
 TORCH_INSIDE_FUNCTIONS_ONLY = ("errors", "config", "settings", "cells")
-NO_TORCH_AT_ALL = ("errors", "files", "config", "text", "page")
+NO_TORCH_AT_ALL = ("errors", "files", "visible", "config", "text", "page")
 
 
 def imported_modules(tree: ast.AST, module: str, is_package: bool) -> list[tuple[ast.AST, str]]:

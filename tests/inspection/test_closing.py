@@ -96,6 +96,10 @@ def test_models_write_on_from_where_something_is_open():
     assert "had been open for so many tokens" in closings_page(few).html()
     near = closings_along(models, tokens(tokenizer, FAR[:700]), num_samples=2)
     assert [(one.cases, one.text, one.models[")"]) for one in near.groups[0].written_on] == [(0, None, None)] * 4
+    assert not near.groups[0].is_open_long
+    html = closings_page(near).html()
+    assert f"No {near.groups[0].name} are open for 50 tokens here" in html
+    assert "had been open for so many tokens" not in html
 
 
 def test_a_text_that_closes_nothing_is_refused():
@@ -113,4 +117,13 @@ def test_json_and_page():
     found = closings_along({"counts": model}, tokens(model.tokenizer, TEXT))
     assert found.to_dict()["groups"][0]["by_distance"][0]["cases"] == 60
     assert found.to_dict()["models"] == {"counts": "ngram"}
-    assert "1 to 9" in closings_page(found).html()
+    html = closings_page(found).html()
+    assert "1 to 9" in html
+    assert "fewer than" not in html
+
+
+def test_few_cases_are_marked():
+    model = counted(TEXT)
+    html = closings_page(closings_along({"counts": model}, tokens(model.tokenizer, TEXT[:42]))).html()
+    assert "1 to 9*" in html
+    assert "*: of fewer than 10 cases" in html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,9 +56,32 @@ def test_characters_are_told_apart_on_the_map():
 
 
 def test_names_on_the_map_do_not_cover_each_other():
-    places = {"a": (0, 0), "b": (5, 5), "c": (5, 5.01), "d": (5, 4), "long": (4.7, 5), "e": (-5, -5)}
-    points = [Point(token, "sign", *place) for token, place in places.items()]
-    assert {point.token for point in embeddings_page_module._with_room(points)} == {"a", "c", "d", "e"}
+    rng = np.random.default_rng(1)
+    tokens = [*"abcdefghij", *("long" * length for length in range(1, 5)), ".", "'"]
+    for spread in (0.02, 1.0):
+        spots = [*(spread * rng.standard_normal((len(tokens), 2))).tolist(), (-3.0, -3.0), (3.0, 3.0)]
+        points = [Point(token, "sign", *spot) for token, spot in zip([*tokens, "<", ">"], spots, strict=True)]
+        across, up = (max(one) - min(one) for one in zip(*spots, strict=True))
+        names = embeddings_page_module._with_room(points)
+        assert {"<", ">"} <= {point.token for point in names}
+        boxes = []
+        for point, (x, y) in names.items():
+            wide = len(point.token) * embeddings_page_module._LETTER * across / 2
+            high = embeddings_page_module._LINE * up / 2
+            assert abs(x - point.x) <= 0.02 * across + 1.01 * wide + (point.token in ".'") * across
+            assert not any(abs(x - other.x) < wide and abs(y - other.y) < high for other in points)
+            boxes.append((x, y, wide, high))
+        for index, (x, y, wide, high) in enumerate(boxes):
+            for other_x, other_y, other_wide, other_high in boxes[:index]:
+                assert abs(x - other_x) >= 0.99 * (wide + other_wide) or abs(y - other_y) >= 0.99 * (high + other_high)
+        assert (len(names) < len(points)) == (spread < 1)
+
+
+def test_signs_of_a_dot_are_named_in_quotes():
+    found = look_at_embeddings(bundle(tokenizer=CharTokenizer("ab.,!")))
+    html = embeddings_page(found).html()
+    for name in ("“.”", "“,”", ">!<", ">a<"):
+        assert name in html
 
 
 @pytest.mark.parametrize(("kind", "word"), [("ngram", "cat"), ("lstm", "horse"), ("lstm", "cat dog")])

@@ -121,6 +121,25 @@ def test_a_better_model_is_ahead_and_the_interval_says_so():
     assert found.first_better == pytest.approx((gain > 0).mean())
 
 
+def test_each_place_of_a_difference_has_a_context_of_its_own():
+    found = compare_along(counted(4), counted(1), tokens(TEXT * 3))
+    for places in (found.first_ahead, found.second_ahead):
+        assert len(places) > 1
+        assert len({(place.before[-3:], place.at) for place in places}) == len(places)
+
+
+def test_all_tokens_are_a_kind_of_their_own():
+    found = compare_along(counted(4), counted(1), tokens(TEXT))
+    assert found.whole.tokens == found.tokens
+    assert found.whole.difference == pytest.approx(
+        sum(kind.tokens * kind.difference for kind in found.kinds) / found.tokens
+    )
+    assert found.verdict == "the first is better"
+    html = compared_page(found).html()
+    assert ">all<" in html
+    assert f"{found.first_better:.1%}" in html
+
+
 def test_a_model_does_not_differ_from_itself():
     found = compare_along(counted(3), counted(3), tokens(TEXT))
     assert found.difference_interval == (0.0, 0.0)

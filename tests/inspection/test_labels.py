@@ -113,6 +113,8 @@ def test_own_labels_by_expression_and_by_file(tmp_path):
         (lambda path: Scanned(["quotse"]), "did you mean 'quotes'"),
         (lambda path: Matched("x"), "NAME=REGEX"),
         (lambda path: Matched("x=("), "is wrong"),
+        (lambda path: Matched("x=a{99999999999999999999}"), "is wrong: the repetition number is too large"),
+        (lambda path: Matched(f"x={'(' * 3000}a{')' * 3000}"), r"\( \.\.\.' of label 'x' is wrong"),
         (lambda path: Given(path, 4), "holds 3 labels, the text has 4"),
         (lambda path: Given(path.with_name("none"), 4), "cannot be read"),
     ],
@@ -123,6 +125,10 @@ def test_what_is_no_label_is_refused_in_one_line(tmp_path, make, words):
     with pytest.raises(UserError, match=words) as caught:
         make(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_set_within_a_set_is_read_as_python_reads_it():
+    assert Matched("x=[[a]b").of_line(["[b", "ab", "b"])[:, 0].tolist() == [1, 1, 0]
 
 
 def test_numbers_that_are_none_are_refused(tmp_path):

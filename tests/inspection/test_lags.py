@@ -161,3 +161,14 @@ def test_tokens_have_no_gradient(kind):
     network = build_model(model_config({"kind": kind}), 5, seed=1, dtype=torch.float64)
     with pytest.raises(UserError, match="tokens alone"):
         flow(network, chosen_places(network))
+
+
+def test_a_length_whose_square_is_no_number_is_seen():
+    config = model_config({"kind": "elman", "hidden_size": 6, "embedding_size": 6})
+    network = build_model(config, 5, seed=1, dtype=torch.float64)
+    network.get_parameter("embedding").data.zero_()
+    network.get_parameter("layers.0.weight_hh").data.mul_(0.15)
+    found = flow(network, places(network, np.ones(302, dtype=np.int64), 1, 300), ["layers.0.weight_ih"])
+    assert 0.15**250 > 0 == (0.15**250) ** 2
+    assert (found.norm[251] / found.norm[1]).item() == pytest.approx(0.15**250, rel=1e-6)
+    assert found.norm[300].item() > 0

@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+import elman
 from elman.errors import ModelFileError, TextError, UserError
 from elman.inspection import mitigations
-from elman.inspection.mitigations import ARMS, Arm, ArmResult, Trial, bits_per_token, inspect_mitigations
+from elman.inspection.mitigations import (
+    ARMS,
+    Arm,
+    ArmResult,
+    Mitigations,
+    Trial,
+    bits_per_token,
+    inspect_mitigations,
+)
 from elman.inspection.mitigations_page import mitigations_page
 from elman.models.kinds import build_model, model_config
 
@@ -43,6 +52,9 @@ def test_every_arm_is_trained_once_and_then_taken_from_the_folder(text, tmp_path
         assert sentence[5:20] in html
     with pytest.raises(TypeError):  # another budget is another trial, which would have to be trained
         inspect_mitigations(text, **{**options, "updates": 4})
+    monkeypatch.setattr(elman, "__version__", "0.0.9")
+    with pytest.raises(TypeError):  # and so is another version
+        inspect_mitigations(text, **options)
 
 
 def test_a_damaged_trial_is_named(text, tmp_path, monkeypatch):
@@ -57,6 +69,7 @@ def test_a_damaged_trial_is_named(text, tmp_path, monkeypatch):
     mitigations._trial(FEW[0], quick(config), folder, None)
     (path,) = folder.iterdir()
     path.write_text("{", encoding="utf-8")
+    (folder / ".elman-writing-trial-00.json").touch()  # as a process leaves it that was killed
     with pytest.raises(ModelFileError, match="is no trial"):
         mitigations._trial(FEW[0], quick(config), folder, None)
 
@@ -87,6 +100,28 @@ def test_figures_are_means_over_what_did_not_diverge():
     assert result.by_lag == (2.0, 2.5)
 
 
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((0.095, 0.118), "no network has learned the task"),
+        ((0.095, None), "no network has learned the task"),
+        ((0.17, 0.94), "the longer one alone"),
+        ((None, 0.94), "the longer one alone"),
+        ((0.6, 0.94), "the shorter one has taught it too"),
+    ],
+)
+def test_copying_is_said_to_show_what_it_shows(shares, said):
+    arms = [
+        ArmResult(name, "", 5, (Trial(name, 0, False, 9, 1.0, 7e10, 0.1, 2.0, 2.1, (2.0,) * 20, share),))
+        for name, share in [*((arm.name, None) for arm in ARMS), ("short", shares[0]), ("long", shares[1])]
+    ]
+    found = Mitigations("text", 60, tuple(arms[:-2]), 10, tuple(arms[-2:]))
+    assert said in found.of_copying
+    html = mitigations_page(found).html()
+    assert said in html
+    assert "bounds what is learned" not in html
+
+
 def test_bits_with_the_state_carried_and_cut():
     config = model_config({"kind": "elman", "hidden_size": 5, "embedding_size": 4})
     network = build_model(config, 4, seed=1, dtype=torch.float64)
@@ -110,6 +145,12 @@ def test_bits_with_the_state_carried_and_cut():
 def test_numbers_out_of_range_are_refused(text, tmp_path, wrong):
     with pytest.raises(UserError, match="--lag is 4 and more"):
         inspect_mitigations(text, out=tmp_path / "trials", **wrong)
+
+
+def test_a_text_that_can_be_read_once_is_refused(text, tmp_path):
+    with pytest.raises(UserError, match="standard input can be read once"):
+        inspect_mitigations([text, "-"], out=tmp_path / "trials")
+    assert not (tmp_path / "trials").exists()
 
 
 def test_a_text_too_short_to_hold_anything_out_is_refused(tmp_path):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import permutations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import elman
 from elman.errors import ModelFileError, TrainingError, UserError
 from elman.inspection import probing
 from elman.inspection.probing import GROUPS, KINDS, TASKS, AtLength, Probed, Trial, accuracy_of, probe, settings_of
@@ -75,12 +79,67 @@ def test_every_question_is_of_its_length_and_has_the_right_answer(name):
             assert length - max(1, length // 4) < size <= length if name == "anbn" else size == length
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.guess])
-def test_a_guess_is_the_most_common_answer(name):
-    task = TASKS[name]
-    answers = [answer for _, answer in task.draw(max(task.learned), 3, 4000)]
-    most_common = max(map(answers.count, set(answers))) / len(answers)
-    assert most_common == pytest.approx(task.guess, abs=0.03)
+GUESSES = {
+    "associative-recall": lambda question: question[-3],
+    "modular-arithmetic": lambda question: reckoned(f"0{question[-3:]}"),
+    "parity": lambda question: "1",
+    "adding": lambda question: "09",
+    "agreement": lambda question: "are",
+}
+
+
+def test_every_task_that_can_be_guessed_says_how():
+    assert set(GUESSES) == {name for name, task in TASKS.items() if task.guessed}
+    for name in set(TASKS) - set(GUESSES):
+        assert not any(map(TASKS[name].guess, TASKS[name].asked))
+
+
+@pytest.mark.parametrize(("name", "length"), [(name, length) for name in GUESSES for length in TASKS[name].asked])
+def test_a_guess_is_right_as_often_as_is_said(name, length):
+    task, number = TASKS[name], 10_000
+    guessed = [GUESSES[name](question) == answer for question, answer in task.draw(length, 3, number)]
+    said = task.guess(length)
+    assert np.mean(guessed) == pytest.approx(said, abs=4 * np.sqrt(said * (1 - said) / number))
+
+
+def best_by_end(examples: list[tuple[str, str]]) -> float:
+    """Share of right answers of one who knows how often which answer follows which end, each example once."""
+    by_end: dict[str, Counter[str]] = {}
+    for end, answer in examples:
+        by_end.setdefault(end, Counter())[answer] += 1
+    return sum(max(answers.values()) for answers in by_end.values()) / len(examples)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3])
+def test_with_the_last_pair_and_the_key_alone_no_more_is_right(pairs):
+    # Four letters hold all cases of three pairs and one letter asked.
+    examples = [
+        (f"{keys[-1]}{values[-1]}?{keys[asked]}", values[asked])
+        for keys in permutations("abcd", pairs)
+        for values in product("0123456789", repeat=pairs)
+        for asked in range(pairs)
+    ]
+    # A key that is not the last may be any of those left, and its digit any of ten.
+    assert best_by_end(examples) == pytest.approx(TASKS["associative-recall"].guess(pairs))
+
+
+@pytest.mark.parametrize("terms", [2, 3, 4])
+def test_with_the_last_term_alone_no_more_is_right(terms):
+    digits = product("01234", repeat=terms)
+    examples = []
+    for first, *others in digits:
+        for signs in product("+-*", repeat=terms - 1):
+            question = first + "".join(map("".join, zip(signs, others, strict=True)))
+            examples.append((question[-2:], reckoned(question)))
+    assert len(examples) == 5**terms * 3 ** (terms - 1)
+    assert best_by_end(examples) == pytest.approx(TASKS["modular-arithmetic"].guess(terms))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_example_of_a_task_is_right(name):
+    question, answer = TASKS[name].example()
+    assert SOLVERS[name](question) == answer
+    assert SIZES[name](question) == TASKS[name].asked[0]
 
 
 def test_there_are_as_many_questions_of_every_length_that_is_learned(tmp_path, monkeypatch):
@@ -154,17 +213,66 @@ def test_a_finished_trial_is_not_done_again(tmp_path, monkeypatch, small):
 
     monkeypatch.setattr(probing, "_train", refuse)
     assert probe(tmp_path, **small) == found
-    with pytest.raises(UserError, match="other settings"):
+    with pytest.raises(UserError, match=r"other settings \(updates\): give another folder"):
         probe(tmp_path, **{**small, "updates": 3})
-    with pytest.raises(UserError, match="other settings"):
+    with pytest.raises(UserError, match=r"other settings \(rates\)"):
         probe(tmp_path, **{**small, "rates": [0.01]})
-    (tmp_path / "parity-elman" / "probe.json").write_text("{", "utf-8")
-    with pytest.raises(ModelFileError, match="damaged"):
-        probe(tmp_path, **small)
+    with monkeypatch.context() as patch:
+        patch.setattr(elman, "__version__", "0.0.9")
+        with pytest.raises(UserError, match=r"other settings \(version\)"):
+            probe(tmp_path, **small)
     html = probed_page(found).html()
     assert "length 12" in html
     assert found.to_dict()["trials"][0]["by_length"][0]["length"] == 6
     assert isinstance(found.trials[0].by_length[0], AtLength)
+
+
+COUNTED = {"tasks": ["anbn"], "kinds": ["ngram"]}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path, text: path.write_text("{", "utf-8"),
+        lambda path, text: path.write_text("[" * 100_000, "utf-8"),
+        lambda path, text: path.write_bytes(b"\xff"),
+        lambda path, text: path.write_text(re.sub(r'"accuracy": [\d.]+', '"accuracy": NaN', text), "utf-8"),
+        lambda path, text: path.write_text(re.sub(r'"accuracy": [\d.]+', '"accuracy": 7', text), "utf-8"),
+        lambda path, text: (path.unlink(), path.mkdir()),
+    ],
+    ids=["cut", "deep", "bytes", "no number", "above one", "folder"],
+)
+def test_a_damaged_trial_is_named(tmp_path, damage):
+    probe(tmp_path, **COUNTED)
+    path = tmp_path / "anbn-ngram" / "probe.json"
+    damage(path, path.read_text("utf-8"))
+    with pytest.raises(ModelFileError, match=r"probe\.json is damaged: remove it"):
+        probe(tmp_path, **COUNTED)
+
+
+@pytest.mark.parametrize("text", ["a\tb\n", ""])
+def test_examples_that_were_exchanged_are_not_learned_from(tmp_path, text):
+    found = probe(tmp_path, **COUNTED)
+    (tmp_path / "anbn-ngram" / "probe.json").unlink()
+    (tmp_path / "anbn-0.txt").write_text(text, "utf-8")
+    with pytest.raises(ModelFileError, match=r"anbn-0\.txt holds other examples than were written there: remove it"):
+        probe(tmp_path, **COUNTED)
+    (tmp_path / "anbn-0.txt").unlink()
+    assert [one.by_length for one in probe(tmp_path, **COUNTED).trials] == [one.by_length for one in found.trials]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    for out, words in (("file", "give another folder"), ("file/sub", "give another folder"), ("", "is empty")):
+        with pytest.raises(UserError, match=words):
+            probe(out, **COUNTED)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_more_parameters_than_any_width_has_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"1,000,000,000,000 parameters; accepted for lstm: up to \d\d"):
+        settings_of("lstm", 20, 10**12)
 
 
 def test_the_model_of_a_trial_can_be_asked_by_others(tmp_path, small):
@@ -213,10 +321,15 @@ def test_a_family_keeps_the_rate_of_one_task_for_all(tmp_path, monkeypatch, smal
         return really(task, *others)
 
     monkeypatch.setattr(probing, "_best", best)
-    found = probe(tmp_path, **{**small, "tasks": ["anbn", "adding"], "rates": [0.01, 1e-6]})
+    told = []
+    found = probe(tmp_path, **{**small, "tasks": ["anbn", "adding"], "rates": [0.01, 1e-6]}, on_trial=told.append)
     rate = found.trials[0].learning_rate
     assert tried == [("parity", (0.01, 1e-6)), ("anbn", (rate,)), ("adding", (rate,))]
     assert [trial.learning_rate for trial in found.trials] == [rate, None, rate, None]
+    # The training by which the rate was found is told too, once.
+    assert [(trial.task, trial.kind) for trial in told] == [
+        ("parity", "elman"), ("anbn", "elman"), ("anbn", "ngram"), ("adding", "elman"), ("adding", "ngram")
+    ]  # fmt: skip
     assert probe(tmp_path, **{**small, "rates": [0.01, 1e-6]}).trials[0].learning_rate == rate
     assert len(tried) == 3
 
@@ -244,20 +357,44 @@ def test_reach_ends_before_the_first_length_that_is_not_mastered(probed):
 
 def test_one_picture_holds_all_tasks(probed):
     figure = overview(probed)
-    assert [panel.get_title() for panel in figure.axes] == ["parity (guess: 50)", "anbn"]
+    assert [panel.get_title() for panel in figure.axes] == ["parity", "anbn"]
+    assert [panel.get_xlabel() for panel in figure.axes] == ["digits", "a's"]
     assert [[text.get_text() for text in panel.texts] for panel in figure.axes] == [
-        ["100", "90", "40", "50", "50", "95"],
-        ["100", "89", "100", "90", "92", "100"],
+        ["100", "90", "40", "50", "50", "95", "50", "50", "50"],
+        ["100", "89", "100", "90", "92", "100", "0", "0", "0"],
     ]
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["lstm", "ngram"]
-    between_groups, border = figure.axes[0].lines
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["lstm", "ngram", "guess"]
+    between_groups, above_guess, border = figure.axes[0].lines
     assert border.get_xdata() == [1.5, 1.5]  # between what was learned, 6 and 12, and 24
     assert between_groups.get_ydata() == [0.5, 0.5]
+    assert above_guess.get_ydata() == [1.5, 1.5]
     shades = np.asarray(figure.axes[0].images[0].get_array())
-    np.testing.assert_allclose(shades, [[1.0, 0.8, 0.0], [0.0, 0.0, 0.9]], atol=1e-12)  # above a guess of one half
+    # Above a guess of one half.
+    np.testing.assert_allclose(shades, [[1.0, 0.8, 0.0], [0.0, 0.0, 0.9], [0.0, 0.0, 0.0]], atol=1e-12)
     html = probed_page(probed).html()
     assert html.count("<figure") == 3
-    assert "parity (learned to 12)" in html
+    question, answer = TASKS["parity"].example()
+    assert f"“{question}” is answered by “{answer}”. Its length is 6, which counts digits." in html
+    assert "families by what carries their past" in html
+
+
+def test_the_guess_of_each_length_stands_beside_the_answers():
+    trials = (trial("associative-recall", "qrnn", 0.5, 0.2, 0.1), trial("associative-recall", "minlstm", 0.5, 0.2, 0.1))
+    found = Probed(5, 1000, (0.003,), {"associative-recall": 6}, trials)
+    falling = (0.25, 0.175, 0.1375)  # of 6, 12 and 24 pairs
+    assert found.guess("associative-recall") == pytest.approx(falling)
+    assert found.to_dict()["guess"]["associative-recall"] == pytest.approx(falling)
+    shades = np.asarray(overview(found).axes[0].images[0].get_array())
+    np.testing.assert_allclose(shades[0], [1 / 3, 0.025 / 0.825, 0], atol=1e-12)
+    html = probed_page(found).html()
+    assert "25.0%" in html
+    assert "17.5%" in html
+    assert "families by what carries their past" not in html  # both are of none of the groups
+
+
+def test_a_family_of_no_group_stands_with_the_others():
+    trials = (trial("parity", "lstm", 1, 1, 1), trial("parity", "qrnn", 1, 1, 1))
+    assert "; others (qrnn)." in probed_page(Probed(5, 1000, (0.003,), {"parity": 12}, trials)).html()
 
 
 @pytest.mark.parametrize(
@@ -265,6 +402,8 @@ def test_one_picture_holds_all_tasks(probed):
     [
         ({"tasks": ["partiy"]}, "did you mean 'parity'"),
         ({"kinds": ["seq2seq"]}, "no family"),
+        ({"kinds": ["qrnn", "lstm", "qrnn"]}, "family 'qrnn' is given 2 times"),
+        ({"tasks": ["anbn", "anbn"]}, "task 'anbn' is given 2 times"),
         ({"updates": 0}, "accepted: from 1"),
         ({"rates": []}, "rates none; accepted: one and more"),
         ({"rates": [0.01, 2.0]}, "between 0 and 1"),

@@ -195,7 +195,7 @@ def test_what_has_no_meaning_is_refused(run, tmp_path):
         inspect_saliency(run, tmp_path / "short.txt", prompt="the")
     with pytest.raises(UserError, match="--length is 2 and more"):
         inspect_saliency(run, length=1)
-    with pytest.raises(TextError, match="lacks 1 character of"):
+    with pytest.raises(TextError, match="1 character or word that the model never saw: 'Ö'"):
         inspect_saliency(run, prompt="Ö")
     with pytest.raises(TextError, match="too few for two places"):
         memory_horizon(network_of("elman"), TOKENS[:12], max_distance=11)

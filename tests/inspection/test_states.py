@@ -64,8 +64,42 @@ def test_a_span_inside_quotes_finds_others_there(model, tokens, planted):
     assert planted.QUOTES in found.span_units
     assert found.alike_spans
     for place in found.alike_spans:
-        assert place.similarity >= 0.6
         assert place.end <= found.span.start or place.start >= found.span.end
+
+
+def test_spans_are_in_the_order_of_what_is_shown(model, tokens, planted):
+    start = planted.text().index("“") + 1
+    found = states_along(model, tokens, part="0.h", span=planted.text()[start - 1 : start + 5])
+    watched = watch(model.network, tokens[: found.tokens + 1], ["0.h"])
+    states = np.concatenate([piece.values["0.h"].numpy() for piece in watched])
+    is_on = states > states.mean(0) + 0.5 * states.std(0)
+    likeness = []
+    for place in found.alike_spans:
+        shares = is_on[place.start : place.end][:, list(found.span_units)].mean(1)
+        length = place.end - place.start
+        assert min(shares) >= 0.6
+        likeness.append(shares.mean() * min(length, 6) / max(length, 6))
+    assert len({place.end - place.start for place in found.alike_spans}) > 1
+    assert [place.similarity for place in found.alike_spans] == pytest.approx(likeness)
+    assert likeness == sorted(likeness, reverse=True)
+
+
+def test_the_way_from_the_first_state_is_left_out_of_map_and_dimension(model, tokens, planted):
+    long = states_along(model, planted.tokens(model, 90), span=planted.text()[9:12])
+    assert long.tokens > 4 * 512
+    assert (long.warm_up, long.spread) == (512, 1000)
+    assert long.span.start < 512 - 60
+    side_by_side = range(long.span.start, long.span.start + 60)
+    early = [moment.position for moment in long.moments if moment.position < 512]
+    assert early == list(side_by_side)
+    short = states_along(model, tokens[:1101])
+    assert (short.given, short.tokens, short.warm_up, short.spread) == (1100, 1088, 272, 816)
+    watched = watch(model.network, tokens[:1089], ["0.h"])
+    states = np.concatenate([piece.values["0.h"].numpy() for piece in watched])
+    assert short.dimensions[0].effective == pytest.approx(participation_ratio(states[272:]), rel=1e-5)
+    html = states_page(short).html()
+    assert "1,088 of 1,100 tokens, whole blocks of 64" in html
+    assert "816 tokens, evenly spaced after the first 272" in html
 
 
 def test_similar_moments_are_those_of_the_highest_cosine(found, model, tokens, planted):
@@ -117,8 +151,9 @@ def test_the_map_of_t_sne_keeps_neighbours_together(model, tokens):
     ("arguments", "words"),
     [
         ({"part": "0.c"}, "carries no '0.c'"),
-        ({"span": "not in it”“"}, "does not occur"),
-        ({"span": "ZZ"}, "holds nothing"),
+        ({"span": "”“”“"}, "does not occur"),
+        ({"span": "aZ"}, "never saw: 'Z'"),
+        ({"span": ""}, "is empty"),
     ],
 )
 def test_bad_input_gets_one_line(model, tokens, arguments, words):

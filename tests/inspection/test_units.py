@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,11 +111,79 @@ def test_own_labels_by_expression(model, planted):
     assert claim.effect > claim.random_interval[1]
 
 
+def test_a_graded_label_that_is_mostly_at_its_highest_is_judged(model, planted, tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "_UNTRAINED_SEEDS", (0,))
+    tokens = planted.tokens(model)
+    marks = np.where(np.arange(len(tokens) - 1) % 10 < 8, 5, 2)
+    (tmp_path / "mostly.txt").write_text(" ".join(map(str, marks)), "utf-8")
+    found = find_units(model, tokens, label_file=tmp_path / "mostly.txt", max_tokens=1100)
+    assert found.claims
+    assert all(math.isfinite(claim.shift_true) and math.isfinite(claim.nats_lost) for claim in found.claims)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
 def test_the_same_seed_gives_the_same_result_and_nothing_is_changed(model, planted):
     before = {name: tensor.clone() for name, tensor in model.network.tensors().items()}
     first, second = (find_units(model, planted.tokens(model), labels=["quotes"], max_tokens=1100) for _ in range(2))
     assert first == second
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.network.tensors().items())
+
+
+def test_a_label_of_a_few_places_is_not_judged(model, planted, monkeypatch):
+    monkeypatch.setattr(units, "_UNTRAINED_SEEDS", (0,))
+    lines = planted.text(120).splitlines(keepends=True)
+    for count, is_absent in ((4, True), (5, False)):
+        kept = [
+            line
+            if index % 60 < 30 and index % 60 // 6 < count and index % 6 == 3
+            else line.translate({8220: 97, 8221: 98})
+            for index, line in enumerate(lines)
+        ]
+        text = "".join(kept)
+        assert text.count("“") == 2 * count
+        half = len(text[: len(text) // 128 * 64])
+        assert text[:half].count("”") == text[half:].count("“") == count
+        tokens = np.concatenate([[0], model.tokenizer.encode(text)])
+        found = find_units(model, tokens, labels=[], max_tokens=len(text))
+        assert ("quotes" in found.absent) == is_absent
+        if is_absent:
+            with pytest.raises(UserError, match="20 tokens or more, in 5 places or more"):
+                find_units(model, tokens, labels=["quotes"])
+
+
+def test_whole_blocks_are_read_and_the_rest_is_said(found, model, planted):
+    assert found.given == found.tokens == len(planted.tokens(model)) - 1
+    assert f"{found.tokens:,} tokens." in units_page(found).html()
+    short = find_units(model, planted.tokens(model)[:1501], labels=["quotes"], max_tokens=1100)
+    assert (short.given, short.tokens) == (1100, 1088)
+    assert "1,088 of 1,100 tokens, whole blocks of 64." in units_page(short).html()
+
+
+def test_a_unit_that_tells_by_low_values_is_shown_where_it_is_lowest(planted):
+    model = planted.bundle()
+    layer = model.network.layers[0]
+    with torch.no_grad():  # the same network, with the sign of the unit turned round
+        layer.weight_ih[planted.QUOTES] *= -1
+        layer.bias[planted.QUOTES] *= -1
+        model.network.head.weight[:, planted.QUOTES] *= -1
+    found = find_units(model, planted.tokens(model), labels=["quotes"], units=["0.h:3", "0.h:1"])
+    (claim,) = found.claims
+    assert (claim.unit, claim.sign, claim.score) == (planted.QUOTES, -1, 1.0)
+    assert all(passage.value < -0.9 for passage in claim.passages)
+    by_unit = {one.unit: one for one in found.shown}
+    assert all(one.is_asked for one in by_unit.values())
+    assert all(passage.value > 0.9 for passage in by_unit[3].passages)
+    html = units_page(found).html()
+    assert html.count("Where it is lowest in all of the text: low values tell the label.") == 1
+    assert html.count("Where it is highest in all of the text.") == 1
+
+
+def test_a_value_is_rounded_by_the_scale_of_its_unit(found):
+    one = next(one for one in found.shown if one.is_asked)
+    assert [one.unit for one in found.shown if one.is_asked] == [1]
+    for scale, value, rounded in ((1.0, -4e-7, 0.0), (297.0, 302.3456, 302.3), (2e-4, 1.23456e-4, 1.235e-4)):
+        assert replace(one, scale=scale).rounded(value) == pytest.approx(rounded, rel=1e-9, abs=0)
+        assert math.copysign(1, replace(one, scale=scale).rounded(value)) == 1
 
 
 @pytest.mark.parametrize("kind", ["lstm", "mamba", "window", "transformer"])
@@ -134,6 +205,10 @@ def test_other_kinds_are_searched_too(kind, planted, monkeypatch):
         ({"units": ["0.h:12"]}, None, "0.h has the units 0 to 11"),
         ({"units": ["0.c:1"]}, None, "no '0.c'"),
         ({"units": ["7"]}, None, "PART:NUMBER"),
+        ({"units": ["0.h:٣"]}, None, "0.h has the units 0 to 11"),
+        ({"units": [f"0.h:{'9' * 5000}"]}, None, "0.h has the units 0 to 11"),
+        ({"labels": ["quotes", "quotes"]}, None, "two labels have the name 'quotes'"),
+        ({"labels": ["x=a", "x=b"]}, None, "two labels have the name 'x'"),
         ({"labels": ["digits"]}, None, "digits.*give another text or label"),
         ({"labels": ["brackets"]}, None, "brackets"),
         ({"labels": ["none=zzz"]}, None, "matches of zzz"),

@@ -103,6 +103,7 @@ def test_places_carry_the_state_of_all_that_stands_before():
             for name, tensor in state.tensors.items():
                 torch.testing.assert_close(chosen.state.tensors[name][row], tensor[0])
     assert places(network, tokens[:22], 9, 20).starts == (0, 1)
+    assert places(network, tokens[:22], 10**9, 20).starts == (0, 1)
     with pytest.raises(TextError, match="has 20 tokens, 20 in a row and one more"):
         places(network, tokens[:20], 3, 20)
 

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from elman.errors import UserError
-from elman.page import Page, Piece, new_figure, shown, write_svg
+from elman.page import Page, Piece, is_page, new_figure, shown, write_svg
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -81,6 +81,59 @@ def test_every_reference_within_a_picture_is_met():
 def test_colours_follow_the_values():
     outline = Outline(full_page().html())
     assert outline.coloured == [("u12", "abc"), ("d12", "<e>")]
+
+
+def test_a_line_break_shows_its_colour():
+    page = Page("Breaks")
+    page.coloured([Piece("a", 0.5), Piece("\n", 1.0, "+5 nats"), Piece("\n", 0.0), Piece("b", 0.0)], "low", "high")
+    html = page.html()
+    assert Outline(html).coloured == [("u6", "a"), ("u12", "↵\n")]
+    assert '<span class="u12" title="+5 nats">↵\n</span><span>\nb</span>' in html
+    assert "↵ a line break" in html
+    plain = Page("Breaks")
+    plain.coloured([Piece("a\n", 0.0), Piece("b", 1.0)], "low", "high")
+    assert "↵" not in plain.html()
+
+
+def test_nothing_shown_is_read_as_a_formula_a_command_or_a_direction():
+    page = Page("a\x1b[31m", "b\u202ec")
+    page.table(["\x00", "n"], [["d\u2067e", 1]], "f\x07")
+    page.coloured([Piece("g\u202e", 1.0, "h\x0c")], "i\x0b", "j\udcff")
+    page.code("k\x1b")
+    figure, axes = new_figure()
+    axes.plot([1, 2], [0.001, 1000], label="a$_$")
+    axes.set_xticks([1, 2], ["$x_$\x1b", "\u202ey"])
+    axes.set_title("$\\frac$")
+    axes.set_yscale("log")
+    axes.legend()
+    page.figure(figure, "A picture")
+    html = page.html()
+    assert not set(html) & set("\x00\x07\x0b\x0c\x1b\u202e\u2067\udcff")
+    for text in ("a␛[31m", r"b\u202ec", "␀", r"d\u2067e", "f␇", r"g\u202e", "h␌", "i␋", "j\ufffd", "k␛"):
+        assert text in html
+    for text in ("a$_$", "$x_$␛", r"\u202ey", r"$\frac$"):
+        assert text in html
+    assert "mathdefault" not in Outline(html).text  # what a logarithmic axis writes is a formula
+    assert html.encode()
+
+
+@pytest.mark.parametrize(("values", "scale"), [([float("nan")] * 2, "linear"), ([float("nan"), 0.1], "log")])
+def test_a_logarithmic_axis_on_which_nothing_has_a_place_is_drawn(values, scale):
+    figure, axes = new_figure()
+    axes.plot([1, 2], values)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    page = Page("Nothing")
+    page.figure(figure, "A picture")
+    assert "<svg" in page.html()
+    assert (axes.get_xscale(), axes.get_yscale()) == (scale, scale)
+
+
+def test_a_page_is_known_by_its_beginning(tmp_path):
+    full_page().write(tmp_path / "page.html")
+    (tmp_path / "other.html").write_text("<!DOCTYPE html>\n<html></html>", "utf-8")
+    (tmp_path / "empty.html").touch()
+    assert [is_page(tmp_path / name) for name in ("page.html", "other.html", "empty.html")] == [True, False, False]
 
 
 def test_the_same_results_give_the_same_file():

@@ -290,7 +290,7 @@ def test_other_encodings(tmp_path, encoding, small_blocks):
 @pytest.mark.parametrize("order", ["le", "be"])
 def test_wide_encodings_are_recognised_by_their_mark(tmp_path, encoding, order):
     (tmp_path / "a.txt").write_bytes(f"\ufeff{TEXT}".encode(f"{encoding}-{order}"))
-    assert error(tmp_path / "a.txt").endswith(f"give --text.encoding {encoding}")
+    assert error(tmp_path / "a.txt").endswith(f"train with --text.encoding {encoding}")
     assert read(tmp_path / "a.txt", encoding=encoding) == [TEXT]
 
 

@@ -49,6 +49,13 @@ def test_a_history_holds_what_the_log_holds(run):
     assert history.end["update"] == 6
 
 
+def test_lines_of_the_log_that_are_no_record_are_left_out(run, tmp_path):
+    lines = run.metrics.read_text("utf-8").splitlines()
+    odd = ["null", "5", "[]", "{}", "[" * 100_000, '{"kind": "upd']
+    (tmp_path / "metrics.jsonl").write_text("\n".join([lines[0], *odd, *lines[1:]]) + "\n", "utf-8")
+    assert list(Run(tmp_path).records()) == list(run.records())
+
+
 def test_what_a_line_lacks_is_unknown():
     records = [
         {"kind": "notice", "text": "a"},

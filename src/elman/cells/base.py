@@ -142,6 +142,8 @@ class Cell(ABC):
     """The settings of this cell; a subclass of :class:`elman.config.CellConfig`."""
     paper: ClassVar[str] = ""
     """Where the equations come from."""
+    through_tanh: ClassVar[tuple[str, ...]] = ()
+    """Parts of the state that are read through a tanh alone, which lets no gradient pass where it is saturated."""
 
     def __init__(self, config: CellConfig, input_size: int) -> None:
         self.config = config

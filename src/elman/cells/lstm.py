@@ -39,6 +39,7 @@ class LSTM(GatedCell):
     Config = LSTMConfig
     config: LSTMConfig
     paper = "https://doi.org/10.1162/089976600300015015"
+    through_tanh = ("c",)
     num_gates = 4
 
     def gate_biases(self) -> Mapping[int, float]:

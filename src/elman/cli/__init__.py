@@ -12,16 +12,21 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args
 
 from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
 
 import elman
-from elman.errors import ElmanError, LostProcessError
+from elman.errors import ElmanError, LostProcessError, UserError
+from elman.visible import clean
 
 _SIGINT, _SIGPIPE = 2, 13
 _REFUSALS = {errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP}
 """What the system says of a path that no file can have, or that this user may not follow."""
+_LACKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""What it says where there is no room for what is written, or the disk has failed."""
 _SECONDS_UNTIL_SAID = 10.0
 """How long a process waits for another one to say what is wrong, and to be ended with it, before it says so itself."""
 
@@ -81,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 for a mistake in what was given, 1 for a failure, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    _open_streams()
     _speak_utf8()
     # PyTorch's threads wait for each other after every small product. By default they hold their core for long
     # meanwhile, and training slows down tenfold as soon as another program needs one; this many turns are enough
@@ -98,20 +104,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except CycloptsError as error:
         error.verbose = False
-        return _complain("error", str(error).strip(), 2)
+        said = error.__cause__ if isinstance(error.__cause__, UserError) else error
+        return _complain("error", str(said).strip(), 2)
     except KeyboardInterrupt as error:
         number = error.args[0] if error.args else _SIGINT
         return _complain("interrupted", "nothing was left to save", 128 + number)
     except BrokenPipeError:
-        # Whoever read our output has gone; what is still buffered goes nowhere, or Python would complain at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_output_go()  # whoever read it has gone
         return 128 + _SIGPIPE
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # so rich says it
+            return 128 + _SIGPIPE
+        raise
     except Exception as error:
         if isinstance(error, MemoryError) or "tried to allocate" in str(error):  # so PyTorch says it
-            return _complain("error", "out of memory: take a smaller model, training.batch_size or training.bptt", 1)
+            what = "take a smaller model; in training, a smaller training.batch_size or training.bptt helps as well"
+            return _complain("error", f"out of memory: {what}", 1)
         if isinstance(error, OSError) and error.errno in _REFUSALS and error.filename is not None:
             what = f"cannot open {str(error.filename)[:200]!r}: {error.strerror}; give another path"
             return _complain("error", what, 2)
+        if isinstance(error, OSError) and error.errno in _LACKS:
+            _let_output_go()
+            where = "a file or the output" if error.filename is None else repr(str(error.filename)[:200])
+            return _complain("error", f"{where} cannot be written: {error.strerror}; make room, or write elsewhere", 1)
         if os.environ.get("ELMAN_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {error}"
@@ -121,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complain(what: str, message: str, exit_code: int) -> int:
     if exit_code == 2 and _another_says_it():
         time.sleep(_SECONDS_UNTIL_SAID)  # torchrun ends this process when the first has spoken and ended
-    print(f"elman: {what}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"elman: {what}: {clean(' '.join(message.split()))}", file=sys.stderr)
     return exit_code
 
 
@@ -130,6 +145,22 @@ def _another_says_it() -> bool:
     distributed = sys.modules.get("torch.distributed")
     have_met = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return os.environ.get("LOCAL_RANK", "0") not in ("", "0") and not have_met
+
+
+def _open_streams() -> None:
+    """Give the process those standard streams that it was started without: what is written there goes nowhere.
+
+    A training goes on. A file that is opened later cannot take the number of a stream, and with it what others write.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the end
+
+
+def _let_output_go() -> None:
+    """Have what is still buffered go nowhere, or Python would complain at its exit."""
+    with suppress(OSError):  # another stream may have taken its place
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _speak_utf8() -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elman.cli.files import Html
 from elman.cli.flags import Switch
 
 if TYPE_CHECKING:
     from elman.training.bench import PresetSpeed
 
 
-def bench(*kinds: str, seconds: float = 1.0, html: Path | None = None, json: Switch = False) -> int:
+def bench(*kinds: str, seconds: float = 1.0, html: Html = None, json: Switch = False) -> int:
     """Measure this machine: how fast each family trains and writes on it, and what presets can be expected to reach.
 
     Args:
         kinds: Families, such as lstm; none: all.
         seconds: For each figure of a family.
-        html: Also write the result as an HTML page to this file.
         json: Print one JSON object on standard output.
     """
     from elman.cli.output import figure, print_json, print_table

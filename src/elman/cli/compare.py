@@ -137,8 +137,9 @@ def _compare_runs(runs: list[str], out: Path | None, cell: str | None, *, json: 
 
 
 def _print(comparison: Comparison, page: Path | None, *, json: bool) -> None:
-    from elman.cli.output import clean, print_json, print_table
+    from elman.cli.output import print_json, print_table
     from elman.comparison.tables import about, baseline_line, columns, resolution_line, written
+    from elman.visible import clean
 
     if json:
         print_json(comparison.to_dict() | {"page": None if page is None else str(page)})

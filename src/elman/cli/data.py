@@ -131,7 +131,8 @@ _REPEATED_SHOWN = 10
 
 
 def _print_duplicates(found: Deduplicated) -> None:
-    from elman.cli.output import clean, print_table
+    from elman.cli.output import print_table
+    from elman.visible import clean
 
     rows = [
         (
@@ -152,7 +153,8 @@ def _print_duplicates(found: Deduplicated) -> None:
 
 
 def _print(report: CorpusReport) -> None:
-    from elman.cli.output import clean, print_table
+    from elman.cli.output import print_table
+    from elman.visible import clean
 
     print(f"{clean(report.name)}, SHA-256 {report.sha256}")
     parts = report.parts.values()

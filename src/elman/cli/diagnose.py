@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elman.cli.flags import Json, OwnCell
+from elman.cli.flags import Json, OwnCell, Seed
 from elman.errors import TextError, UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def diagnose(
     *,
     num_tokens: int = 600,
     num_samples: int = 8,
-    seed: int = 0,
+    seed: Seed = 0,
     json: Json = False,
     cell: OwnCell = None,
 ) -> None:
@@ -85,7 +85,8 @@ def _loop_in_words(found: Repetition, unit: str) -> str:
 
 
 def _print_diagnosis(found: Diagnosis, *, json: bool) -> None:
-    from elman.cli.output import clean, print_json, print_table
+    from elman.cli.output import print_json, print_table
+    from elman.visible import clean
 
     if json:
         print_json(found.to_dict())

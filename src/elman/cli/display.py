@@ -23,10 +23,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elman.cli.output import clean
 from elman.metrics import perplexity
 from elman.settings import Config
 from elman.training.loop import Callback, Record
+from elman.visible import clean
 
 _MESSAGES = ("notice", "skipped", "returned")
 """Kinds of records that are a text to be shown."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from elman.cli.files import Html, TokensFile
 from elman.cli.flags import Json, OwnCell, Switch
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def evaluate(
     baselines: Switch = False,
     dynamic: Switch = False,
     cache: Switch = False,
-    tokens: Path | None = None,
-    html: Path | None = None,
+    tokens: TokensFile = None,
+    html: Html = None,
     num_beams: int | None = None,
     json: Json = False,
     cell: OwnCell = None,
@@ -48,8 +48,6 @@ def evaluate(
         baselines: Also uniform, letter frequencies, n-grams, gzip, bzip2, xz and zstd on the same text.
         dynamic: Also the model that goes on learning while it is judged, settings chosen on the validation part.
         cache: Also the model with a cache of what it has just read, settings chosen on the validation part.
-        tokens: Write what each token cost to this file, an object of JSON a line.
-        html: Write figures and the text, coloured by what each token cost, to this page.
         num_beams: How a model of pairs writes targets; none or 1: greedily, more: by beam search.
     """
     from elman import judge
@@ -92,7 +90,8 @@ def _subject(judgement: Judgement) -> str:
 
 
 def _print(judgement: Judgement) -> None:
-    from elman.cli.output import clean, figure, print_table
+    from elman.cli.output import figure, print_table
+    from elman.visible import clean
 
     evaluation = judgement.evaluation
     adapted = {"dynamic": judgement.dynamic, "with a cache": judgement.cache}

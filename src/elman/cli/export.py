@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cyclopts import App
+
+from elman.cli.files import ArpaFile
 
 app = App(name="export", help="Write a model in the format of other tools.")
 
 
 @app.command
-def arpa(run: str, out: Path, /) -> None:
+def arpa(run: str, out: ArpaFile, /) -> None:
     """An n-gram model as an ARPA file, which tools for language models read, `elman eval` and `elman sample` too.
 
     Args:
         run: A run folder or a model.safetensors.
-        out: The file to write.
     """
     from elman.cli.output import size
     from elman.models.arpa import write_arpa

@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from cyclopts import Group, Parameter
+from cyclopts.validators import Number
 from pydantic.fields import FieldInfo
 
 from elman.config import BUDGETS, SamplingConfig, Section, TrainingConfig
@@ -170,6 +171,7 @@ OF_SEVERAL = tuple(
 )
 """Those of them that take several values."""
 
+Seed = Annotated[int, Parameter(validator=Number(gte=0))]
 Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
 OwnCell = Annotated[
     str | None, Parameter(metavar="CELL", help="Your own cell, ./file.py:Class, where the model was trained with one.")

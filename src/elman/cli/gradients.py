@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from elman.cli.files import Html
 from elman.cli.flags import Json, OwnCell
-from elman.cli.inspect import Html, Part, Run, Text, hand_out, names_model, where
+from elman.cli.inspect import Part, Run, Text, hand_out, names_model, where
 from elman.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _LAGS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 _STAGE_LAG = 20
 """Tokens back at which networks are compared along their training."""
 _NUM_SHOWN = 5
+_LONG_NORM = 1e6
+"""A gradient's norm from which on it is written as a power of ten."""
 
 
 def gradients(
@@ -52,7 +55,11 @@ def gradients(
 
     if kinds is not None:
         if split is not None or cell is not None:
-            raise UserError("--kinds looks at new networks on a whole text: leave --split and --cell out")
+            raise UserError(
+                "--kinds looks at new networks on the text that a training would read: leave --split and --cell out"
+            )
+        if runs := [word for word in runs_and_text if names_model(word)]:
+            raise UserError(f"--kinds looks at new networks, and {runs[0]!r} is a run: leave one of the two out")
         report = inspection.inspect_kinds(
             [name.strip() for name in kinds.split(",")],
             runs_and_text or None,
@@ -67,7 +74,7 @@ def gradients(
         report = inspection.inspect_gradients(
             runs, text or None, split=split, max_lag=lags, num_places=places, cell=cell
         )
-    hand_out(report, _print_gradients, gradients_page, json=json, html=html)
+    hand_out(report, _print_gradients, gradients_page, json=json, html=html, notices=report.notices)
 
 
 def _runs_and_text(words: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -79,8 +86,9 @@ def _runs_and_text(words: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 
 def _print_gradients(report: GradientReport) -> None:
-    from elman.cli.output import clean, figure, print_table
+    from elman.cli.output import figure, print_table
     from elman.inspection.gradients import finite
+    from elman.visible import clean
 
     lags = [lag for lag in _LAGS if lag <= report.max_lag]
     print_table(
@@ -172,12 +180,13 @@ def saliency(
         max_distance=max_distance,
         cell=cell,
     )
-    hand_out(found, _print_saliency, saliency_page, json=json, html=html)
+    hand_out(found, _print_saliency, saliency_page, json=json, html=html, notices=found.notices)
 
 
 def _print_saliency(found: Saliency) -> None:
-    from elman.cli.output import clean, print_table
+    from elman.cli.output import print_table
     from elman.inspection.saliency import METHODS
+    from elman.visible import clean
 
     for attribution in found.attributions[:1]:
         top = sorted(range(len(attribution.tokens)), key=lambda index: -abs(attribution.deletion[index]))[:_NUM_SHOWN]
@@ -259,11 +268,16 @@ def _print_mitigations(found: Mitigations) -> None:
                 f"{arm.num_diverged} of {len(arm.trials)}",
                 figure(arm.mean("bits"), 3),
                 figure(arm.state_is_worth, 3),
-                figure(arm.mean("largest_norm"), 1),
+                _norm(arm.mean("largest_norm")),
                 "-" if clipped is None else f"{clipped:.0%}",
             ]
         )
     columns = ["", "diverged", "bits per token", "state is worth", "largest gradient", "clipped"]
-    print_table(f"{found.updates:,} updates of each on {found.corpus}", columns, rows)
+    title = f"{found.updates:,} updates of each on {found.corpus}, {3 * found.updates:,} of each on copying"
+    print_table(title, columns, rows)
     for sentence in found.words:
         print(sentence)
+
+
+def _norm(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < _LONG_NORM else f"{value:.3g}"

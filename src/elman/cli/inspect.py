@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 from cyclopts import App, Parameter
 
 from elman.cli.flags import Json, OwnCell
+from elman.visible import clean
 
 if TYPE_CHECKING:
     from elman.page import Page
@@ -26,9 +27,6 @@ Part = Annotated[
 ]
 MaxTokens = Annotated[int, Parameter(help="Read so many tokens of the text.")]
 Names = Annotated[tuple[str, ...], Parameter(negative=())]
-Html = Annotated[
-    Path | None, Parameter(metavar="FILE", help="Write a page to look at, one file that needs no network.")
-]
 
 app = App(name="inspect", help="Look into a model.")
 for _name, _help in (
@@ -77,10 +75,12 @@ def hand_out(
     *,
     json: bool,
     html: Path | None,
+    notices: Sequence[str] = (),
 ) -> None:
     """Give what was found to a person, a program and a browser: tables or JSON, and a page where one is asked for.
 
-    What was found is printed first: it is not lost where the page cannot be written.
+    What was found is printed first: it is not lost where the page cannot be written. What a reader should know about
+    the text stands at the top of the page, and on standard error.
     """
     from elman.cli.output import print_json
 
@@ -88,10 +88,21 @@ def hand_out(
         print_json(found.to_dict())
     else:
         print_tables(found)
+    say(notices)
     if html is not None:
-        page(found).write(html)
+        written = page(found)
+        written.lead = " ".join([written.lead, *(f"Note: {notice}." for notice in notices)])
+        written.write(html)
         if not json:
-            print(f"page: {html}")
+            print(clean(f"page: {html}"))
+
+
+def say(notices: Sequence[str]) -> None:
+    """What a reader of the figures should know, on standard error."""
+    import sys
+
+    for notice in notices:
+        print(f"note: {clean(notice)}", file=sys.stderr)
 
 
 def where(found: OfText) -> str:
@@ -146,10 +157,11 @@ def ngram(
     json: Json = False,
 ) -> None:
     """How much of a text an n-gram model has seen, order by order."""
-    from elman.cli.output import clean, print_json, print_table
+    from elman.cli.output import print_json, print_table
     from elman.inspection.ngram import inspect_ngram
 
     sparsity = inspect_ngram(run, text or None, split=split)
+    say(sparsity.notices)
     if json:
         print_json(sparsity.to_dict())
         return

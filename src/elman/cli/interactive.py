@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from elman.cli.files import check_state_file
 from elman.cli.flags import OF_ONE_TEXT, OF_SEVERAL
 from elman.draft import OF_WHOLE_TEXTS, Draft
 from elman.errors import ElmanError, UserError, nearest
@@ -26,6 +28,7 @@ save FILE      save the place in the text, for --load-state
 quit           leave; so does the end of the input
 The probabilities shown are those of the next draw: after penalties, temperature and filters.
 """
+_NUMBER = re.compile("[0-9]{1,9}")
 _TAIL = 200  # characters of the text shown at every step
 
 
@@ -43,7 +46,7 @@ class _Desk:
         """Do what a line says."""
         word, _, rest = line.strip("\r\n").partition(" ")
         name = word.replace("-", "_")
-        if word.isdecimal():
+        if _NUMBER.fullmatch(word):
             self._draft.choose(int(word))
         elif word in ("", "draw"):
             reason = self._draft.draw(_count(rest or "1"))
@@ -58,7 +61,9 @@ class _Desk:
         elif word == "text":
             print(self._show(self._draft.text))
         elif word == "save":
-            self._draft.save(Path(_given(rest, "save")))
+            path = Path(_given(rest, "save"))
+            check_state_file(path)
+            self._draft.save(path)
             print(f"saved to {rest}")
         elif word == "help":
             print(_HELP, end="")
@@ -107,7 +112,7 @@ def write_in_turns(
 
 
 def _count(word: str) -> int:
-    if not word.strip().isdecimal():
+    if not _NUMBER.fullmatch(word.strip()):
         raise UserError(f"{word!r} is not a number of tokens: give one such as 20")
     return int(word)
 

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from elman.cli.flags import Json, OwnCell
-from elman.cli.inspect import Html, MaxTokens, Names, Part, Run, Text, hand_out, names_model, where
+from elman.cli.files import Html
+from elman.cli.flags import Json, OwnCell, Seed
+from elman.cli.inspect import MaxTokens, Names, Part, Run, Text, hand_out, names_model, where
 from elman.errors import UserError
 
 if TYPE_CHECKING:
     from elman.inspection.closing import Closings
     from elman.inspection.embeddings import Embeddings
-    from elman.inspection.errors import Compared, Failures
+    from elman.inspection.errors import Compared, Difference, Failures
     from elman.inspection.probing import Probed, Trial
-    from elman.inspection.states import States
-    from elman.inspection.units import Units
-
-_FEW_CASES = 10
+    from elman.inspection.states import Alike, States
+    from elman.inspection.units import Claim, Passage, Units
 
 
 def units(
@@ -31,7 +30,7 @@ def units(
     label_file: str | None = None,
     unit: Names = (),
     max_tokens: MaxTokens = 20_000,
-    seed: int = 0,
+    seed: Seed = 0,
     json: Json = False,
     html: Html = None,
     cell: OwnCell = None,
@@ -58,38 +57,54 @@ def units(
         seed=seed,
         cell=cell,
     )
-    hand_out(found, _print_units, units_page, json=json, html=html)
+    hand_out(found, _print_units, units_page, json=json, html=html, notices=found.notices)
 
 
 def _print_units(found: Units) -> None:
-    from elman.cli.output import clean, figure, print_table
+    from elman.cli.output import figure, print_table
+    from elman.inspection.recording import read_in_words
+    from elman.visible import clean
 
     holding = sum(claim.holds for claim in found.claims)
+    verdicts = [_verdict(claim) for claim in found.claims]
     print_table(
-        clean(f"{where(found)}: {found.tokens:,} tokens; {holding} of {len(found.claims)} hold"),
-        ["follows", "unit", "score", "untrained", "effect", "random units", "holds"],
+        clean(f"{where(found)}: {read_in_words(found.given, found.tokens)}; {holding} of {len(found.claims)} hold"),
+        ["follows", "unit", "holds", "score", "untrained", "effect", "random up to"],
         [
             (
                 claim.label,
                 f"{claim.part}:{claim.unit}",
+                verdict,
                 figure(claim.score, 3),
                 figure(claim.untrained_score, 3),
-                figure(claim.effect),
-                "-" if claim.random_interval is None else f"up to {figure(claim.random_interval[1])}",
-                _verdict(claim.beats_untrained, claim.passes_intervention),
+                figure(claim.effect, 3),
+                "-" if claim.random_interval is None else figure(claim.random_interval[1], 3),
             )
-            for claim in found.claims
+            for claim, verdict in zip(found.claims, verdicts, strict=True)
         ],
-        text_columns=2,
+        text_columns=3,
     )
+    for verdict, why in _REASONS.items():
+        if verdict in verdicts:
+            print(f"{verdict}: {why}")
     if found.absent:
-        print(f"hardly in the text: {', '.join(found.absent)}")
+        print(f"too little of it in the text to be judged: {', '.join(found.absent)}")
+    for one in found.shown:
+        if one.is_asked:
+            print_table(
+                f"where unit {one.unit} of {one.part} is highest",
+                ["place", "value"],
+                [[_place(place), f"{one.rounded(place.value):.4g}"] for place in one.passages],
+            )
 
 
-def _verdict(beats_untrained: bool, passes_intervention: bool) -> str:
-    if not beats_untrained:
-        return "no: as in an untrained model"
-    return "yes" if passes_intervention else "no: random units do as much"
+_REASONS = {"no, score": "an untrained model scores as well", "no, effect": "random units do as much"}
+
+
+def _verdict(claim: Claim) -> str:
+    if not claim.beats_untrained:
+        return "no, score"
+    return "yes" if claim.passes_intervention else "no, effect"
 
 
 def state(
@@ -101,7 +116,7 @@ def state(
     span: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     method: Literal["pca", "tsne", "umap"] = "pca",
     max_tokens: MaxTokens = 10_000,
-    seed: int = 0,
+    seed: Seed = 0,
     json: Json = False,
     html: Html = None,
     cell: OwnCell = None,
@@ -128,21 +143,21 @@ def state(
         seed=seed,
         cell=cell,
     )
-    hand_out(found, _print_states, states_page, json=json, html=html)
+    hand_out(found, _print_states, states_page, json=json, html=html, notices=found.notices)
 
 
 def _print_states(found: States) -> None:
-    from elman.cli.output import clean, figure, print_table
+    from elman.cli.output import figure, print_table
+    from elman.inspection.recording import read_in_words
+    from elman.visible import clean
 
     print_table(
-        clean(f"{where(found)}: {found.tokens:,} tokens"),
+        clean(f"{where(found)}: {read_in_words(found.given, found.tokens)}"),
         ["part", "units", "effective dimension", "variance along the first axis"],
         [(one.part, f"{one.units:,}", figure(one.effective, 1), f"{one.explained[0]:.1%}") for one in found.dimensions],
     )
     for title, places in (("similar moments", found.alike_moments), ("similar spans", found.alike_spans)):
-        rows = [
-            [_one_line(f"{p.before[-30:]}[{p.at}]{p.after}"), figure(p.similarity, 3)] for p in (found.span, *places)
-        ]
+        rows = [[_place(place), figure(place.similarity, 3)] for place in (found.span, *places)]
         print_table(title, ["place", "alike"], rows)
 
 
@@ -183,10 +198,10 @@ def probe(
     updates: int = 1000,
     parameters: int = 30_000,
     rate: Annotated[tuple[float, ...], Parameter(negative=())] = (),
-    seed: int = 0,
+    seed: Seed = 0,
     json: Json = False,
     html: Html = None,
-) -> None:
+) -> int:
     """What families of models can remember: tasks of known answer, learned short and asked long.
 
     Args:
@@ -198,6 +213,7 @@ def probe(
         rate: Learning rate. Of several, each family takes the one it learns parity best with; none: 0.01 and 0.003.
         seed: Of questions and models.
     """
+    import signal
     import sys
 
     from elman.inspection.probing import RATES
@@ -206,47 +222,63 @@ def probe(
 
     def tell(trial: Trial) -> None:
         figures = ", ".join(f"{one.length}: {one.accuracy:.0%}" for one in trial.by_length)
-        print(f"{trial.task} {trial.kind}: {figures}", file=sys.stderr)
+        chosen = "" if trial.learning_rate is None else f" at {trial.learning_rate:g}"
+        print(f"{trial.task} {trial.kind}{chosen}: {figures}", file=sys.stderr, flush=True)
 
-    found = probe_families(
-        out,
-        tasks=task,
-        kinds=kind,
-        updates=updates,
-        parameters=parameters,
-        rates=rate or RATES,
-        seed=seed,
-        on_trial=tell,
-    )
+    try:
+        found = probe_families(
+            out,
+            tasks=task,
+            kinds=kind,
+            updates=updates,
+            parameters=parameters,
+            rates=rate or RATES,
+            seed=seed,
+            on_trial=tell,
+        )
+    except KeyboardInterrupt:
+        print(f"interrupted: what was finished is kept in {out}; the same command goes on from there", file=sys.stderr)
+        return 128 + signal.SIGINT
     hand_out(found, _print_probed, probed_page, json=json, html=html)
+    return 0
 
 
 def _print_probed(found: Probed) -> None:
     from elman.cli.output import print_table
+    from elman.inspection.probing import TASKS
 
     for name, longest in found.learned.items():
-        own = found.of(name)
+        task = TASKS[name]
+        guess = f"; guess: {task.guessed}" if task.guessed else ""
         print_table(
-            f"{name}, learned up to length {longest}: answers right at length",
-            ["family", "parameters", "state", *(f"{one.length}" for one in own[0].by_length)],
+            f"{name}: answers right by length ({task.unit}; learned up to {longest}){guess}",
+            ["family", "state", "rate", *map(str, found.lengths(name))],
             [
-                (
-                    trial.kind,
-                    f"{trial.parameters:,}",
-                    "grows" if trial.state_size is None else f"{trial.state_size:,}",
-                    *(f"{one.accuracy:.1%}" for one in trial.by_length),
-                )
-                for trial in own
+                *(
+                    (
+                        trial.kind,
+                        "grows" if trial.state_size is None else f"{trial.state_size:,}",
+                        "-" if trial.learning_rate is None else f"{trial.learning_rate:g}",
+                        *(f"{one.accuracy:.1%}" for one in trial.by_length),
+                    )
+                    for trial in found.of(name)
+                ),
+                *([("guess", "", "", *(f"{share:.1%}" for share in found.guess(name)))] if task.guessed else []),
             ],
+            footer=bool(task.guessed),
         )
     if len(found.learned) > 1:
         print_table(
             "the greatest length up to which nine of ten answers are right",
-            ["family", *(f"{name} ({longest})" for name, longest in found.learned.items())],
+            ["family", *found.learned],
             [
-                (kind, *("-" if length is None else f"{length}" for length in lengths.values()))
-                for kind, lengths in found.reach().items()
+                *(
+                    (kind, *("-" if length is None else f"{length}" for length in lengths.values()))
+                    for kind, lengths in found.reach().items()
+                ),
+                ("learned up to", *map(str, found.learned.values())),
             ],
+            footer=True,
         )
 
 
@@ -255,7 +287,7 @@ def closing(
     /,
     *text: Text,
     samples: int = 0,
-    seed: int = 0,
+    seed: Seed = 0,
     split: Part = None,
     max_tokens: MaxTokens = 200_000,
     json: Json = False,
@@ -281,11 +313,13 @@ def closing(
         seed=seed,
         cell=cell,
     )
-    hand_out(found, _print_closings, closings_page, json=json, html=html)
+    hand_out(found, _print_closings, closings_page, json=json, html=html, notices=found.notices)
 
 
 def _print_closings(found: Closings) -> None:
-    from elman.cli.output import clean, figure, print_table
+    from elman.cli.output import figure, print_table
+    from elman.inspection.closing import FEW_CASES
+    from elman.visible import clean
 
     for group in found.groups:
         print_table(
@@ -307,7 +341,9 @@ def _print_closings(found: Closings) -> None:
                 for name, judged in one.models.items()
             ],
         )
-        if group.written_on:
+        if group.written_on and not group.is_open_long:
+            print(f"no {group.name} are open for {group.written_on[0].distance} tokens here, to write on from")
+        elif group.written_on:
             print_table(
                 f"{group.name} that had been open for so many tokens, closed within {found.within} more",
                 ["open for", "cases", "the text itself", *map(clean, found.models)],
@@ -318,16 +354,19 @@ def _print_closings(found: Closings) -> None:
                         *(_of_cases(share, one.cases) for share in (one.text, *one.models.values())),
                     )
                     for one in group.written_on
+                    if one.cases
                 ],
             )
     numbers = [one.cases for group in found.groups for one in group.by_distance]
     numbers += [one.cases for group in found.groups for one in group.written_on]
-    if any(0 < number < _FEW_CASES for number in numbers):
-        print(f"*: of fewer than {_FEW_CASES} cases, by which little can be judged")
+    if any(0 < number < FEW_CASES for number in numbers):
+        print(f"*: of fewer than {FEW_CASES} cases, by which little can be judged")
 
 
 def _of_cases(share: float | None, cases: int) -> str:
-    return "-" if share is None else f"{'*' * (cases < _FEW_CASES)}{share:.1%}"
+    from elman.inspection.closing import FEW_CASES
+
+    return "-" if share is None else f"{'*' * (cases < FEW_CASES)}{share:.1%}"
 
 
 def errors(
@@ -354,16 +393,17 @@ def errors(
     if against is None:
         order = 6 if order is None else order
         found = inspect_errors(run, text or None, split=split, order=order, max_tokens=max_tokens, cell=cell)
-        hand_out(found, _print_failures, failures_page, json=json, html=html)
+        hand_out(found, _print_failures, failures_page, json=json, html=html, notices=found.notices)
         return
     if order is not None or cell is not None:
         raise UserError("--order and --cell have no meaning with --against, which compares two models")
     compared = compare_models(run, against, text or None, split=split, max_tokens=max_tokens)
-    hand_out(compared, _print_compared, compared_page, json=json, html=html)
+    hand_out(compared, _print_compared, compared_page, json=json, html=html, notices=compared.notices)
 
 
 def _print_failures(found: Failures) -> None:
-    from elman.cli.output import clean, print_table
+    from elman.cli.output import print_table
+    from elman.visible import clean
 
     share = found.errors / found.tokens
     print_table(
@@ -378,29 +418,32 @@ def _print_failures(found: Failures) -> None:
 
 
 def _print_compared(found: Compared) -> None:
-    from elman.cli.output import clean, figure, print_table
+    from elman.cli.output import figure, print_table
+    from elman.visible import clean
 
     low, high = found.difference_interval
-    rows = [(one.name, f"{one.tokens:,}", figure(one.first_nats), figure(one.second_nats)) for one in found.kinds]
-    rows.append(("all", f"{found.tokens:,}", figure(found.first_nats), figure(found.second_nats)))
-    title = f"{where(found)}, nats per token; the first less the second: {low:.4f} to {high:.4f}"
-    print_table(clean(title), ["tokens", "number", found.first, found.second], rows, footer=True)
+    print_table(
+        clean(f"{where(found)}, nats per token"),
+        ["tokens", "number", found.first, found.second, "difference"],
+        [
+            (one.name, f"{one.tokens:,}", *map(figure, (one.first_nats, one.second_nats, one.difference)))
+            for one in (*found.kinds, found.whole)
+        ],
+        footer=True,
+    )
+    print(clean(f"difference of all, 95 % interval: {low:.4f} to {high:.4f}: {found.verdict}"))
+    print(clean(f"{found.first_better:.1%} of the tokens are cheaper for {found.first}"))
     for name, places in ((found.first, found.first_ahead), (found.second, found.second_ahead)):
         print_table(
             clean(f"where {name} is most ahead"),
             ["place", found.first, found.second],
-            [
-                (
-                    _one_line(f"{p.before[-30:]}[{p.at}]{p.after[:20]}"),
-                    figure(p.first_nats, 2),
-                    figure(p.second_nats, 2),
-                )
-                for p in places
-            ],
+            [(_place(place), figure(place.first_nats, 2), figure(place.second_nats, 2)) for place in places],
         )
 
 
-def _one_line(text: str) -> str:
-    from elman.cli.output import clean
+def _place(place: Alike | Difference | Passage) -> str:
+    """A place of a text on one line, with some of what stands before and after it."""
+    from elman.visible import clean
 
-    return clean(text).replace("\n", "↵").replace("\t", " ")
+    text = clean(f"{place.before[-30:]}[{place.at}]{place.after[:20]}")
+    return text.replace("\n", "↵").replace("\t", " ")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from elman.cli.files import Html
 from elman.cli.flags import AllFlags, ConfigFile, Json, Preset, given
 
 
@@ -16,7 +16,7 @@ def lr_find(
     num_updates: int = 150,
     preset: Preset = None,
     config: ConfigFile = None,
-    html: Path | None = None,
+    html: Html = None,
     json: Json = False,
     flags: AllFlags | None = None,
 ) -> int:
@@ -27,7 +27,6 @@ def lr_find(
         from_rate: The rate of the first update.
         to_rate: The rate of the last.
         num_updates: Updates at most; the test ends when the loss has turned up.
-        html: Also write the curve as an HTML page to this file.
     """
     from elman.cli.output import print_json
     from elman.training.range_test import range_test

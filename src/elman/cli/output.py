@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elman.config import BUDGETS
+from elman.visible import clean
 
 if TYPE_CHECKING:
     from elman.training.run import Plan
@@ -37,7 +37,8 @@ def print_table(
     """A table whose first columns are text and whose others are figures; no name and no figure is ever cut.
 
     Where a terminal is too narrow for it, headings fold, then long text; then the columns that find no room follow
-    below, behind the first column once more. What goes to a pipe or a file is as wide as it is.
+    below, behind those that tell the rows apart once more: the first, or as many as it takes. What goes to a pipe or a
+    file is as wide as it is.
 
     Args:
         title: a line above it.
@@ -47,12 +48,13 @@ def print_table(
         bold: the index of the row that stands out.
         footer: the last row is a sum.
     """
-    cells = [[cell.expandtabs() for cell in row] for row in rows]
+    columns = [clean(heading) for heading in columns]
+    cells = [[clean(cell).expandtabs() for cell in row] for row in rows]
     if title:
-        Console(highlight=False, markup=False, emoji=False).print(title, soft_wrap=True)
+        Console(highlight=False, markup=False, emoji=False).print(clean(title), soft_wrap=True)
     room = Console().width if sys.stdout.isatty() else None
     widths = _widths(columns, cells, text_columns, room)
-    for part in _parts(widths, room):
+    for part in _parts(widths, _telling(cells), room):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index in part:
             table.add_column(
@@ -88,15 +90,26 @@ def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]], text_columns
     return folded
 
 
-def _parts(widths: Sequence[int], room: int | None) -> list[list[int]]:
-    """The columns of each table that fits into the room, the first column in all of them."""
-    parts = [[0]]
-    for index in range(1, len(widths)):
+def _telling(cells: Sequence[Sequence[str]]) -> int:
+    """How many columns from the left tell the rows apart; one where even all of them do not."""
+    most = min(map(len, cells), default=1)
+    return next((count for count in range(1, most) if len({tuple(row[:count]) for row in cells}) == len(cells)), 1)
+
+
+def _parts(widths: Sequence[int], telling: int, room: int | None) -> list[list[int]]:
+    """The columns of each table that fits into the room, those that tell the rows apart in all of them.
+
+    Where these leave no room for another, the first alone is in all.
+    """
+    needed = [_needed([*widths[:telling], width]) for width in widths[telling:]]
+    first = list(range(telling if room is None or max(needed, default=0) <= room else 1))
+    parts = [first]
+    for index in range(len(first), len(widths)):
         part = [*parts[-1], index]
-        if room is None or len(parts[-1]) == 1 or _needed([widths[column] for column in part]) <= room:
+        if room is None or parts[-1] == first or _needed([widths[column] for column in part]) <= room:
             parts[-1] = part
         else:
-            parts.append([0, index])
+            parts.append([*first, index])
     return parts
 
 
@@ -126,23 +139,6 @@ def size(num_bytes: int) -> str:
             break
         value /= 1000
     return f"{num_bytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
-
-
-def clean(text: str) -> str:
-    """Text that a terminal shows as it is: nothing in it moves the cursor, changes colours or the direction."""
-    return "".join(map(_shown, text))
-
-
-_DIRECTION_MARKS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
-
-
-def _shown(character: str) -> str:
-    if character.isprintable() or character in "\n\t":
-        return character
-    if character < " ":
-        return chr(0x2400 + ord(character))  # the pictures of the control characters
-    keeps = unicodedata.category(character) in ("Zs", "Cf") and character not in _DIRECTION_MARKS
-    return character if keeps else "\ufffd"
 
 
 def print_plan(plan: Plan) -> None:

@@ -39,8 +39,9 @@ def runs(folder: Path = Path("runs"), /, *, kind: str | None = None, match: str 
     """
     import sys
 
-    from elman.cli.output import clean, figure, print_json, print_table
+    from elman.cli.output import figure, print_json, print_table
     from elman.training.history import list_runs
+    from elman.visible import clean
 
     all_found, faults = list_runs(folder)
     for fault in faults:

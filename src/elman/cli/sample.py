@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from elman.cli.flags import OF_ONE_TEXT, OwnCell, SamplingFlags, Switch, given
+from elman.cli.files import StateFile
+from elman.cli.flags import OF_ONE_TEXT, OwnCell, SamplingFlags, Seed, Switch, given
 from elman.errors import TextError, UserError
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ def sample(
     *,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     prompt_file: Path | None = None,
-    seed: int | None = None,
+    seed: Seed | None = None,
     stop: Annotated[list[str] | None, Parameter(negative=(), allow_leading_hyphen=True)] = None,
     unknown: Literal["error", "skip"] = "error",
     load_state: Path | None = None,
-    save_state: Path | None = None,
+    save_state: StateFile = None,
     interactive: Switch = False,
     engine: Literal["auto", "int8", "pytorch"] = "auto",
     check_copies: str | None = None,
@@ -50,7 +51,6 @@ def sample(
         unknown: What to do with characters of a prompt, or of what you type, that the model never saw: refuse them, or
             leave them out.
         load_state: Go on from a place that --save-state saved; with the same seed as if nothing had come between.
-        save_state: Save the place after the last token to this file.
         interactive: Write in turns with the model: see what may come next, choose, type, draw, take back.
         engine: Form of the step: compiled where it can be (auto), compiled with matrices of 8 bits, or PyTorch's.
         check_copies: A run folder, whose training text is meant, or a corpus: say what the text copies from it.
@@ -125,8 +125,8 @@ def _refuse(names: Sequence[str], asked: Mapping[str, Mapping[str, object]], whe
 
 def _write_in_turns(place: Reading, sampling: SamplingConfig, seed: int, unknown: Unknown) -> Reading:
     from elman.cli.interactive import write_in_turns
-    from elman.cli.output import clean
     from elman.draft import Draft
+    from elman.visible import clean
 
     draft = Draft(place, sampling, seed=seed)
     write_in_turns(draft, sys.stdin, clean if sys.stdout.isatty() else str, unknown=unknown)
@@ -148,7 +148,8 @@ def _show(
     updates: object,
     check: Callable[[str], Copied] | None,
 ) -> None:
-    from elman.cli.output import clean, print_json
+    from elman.cli.output import print_json
+    from elman.visible import clean
 
     if json:
         settings = {name: getattr(sampling, name) for name in OF_ONE_TEXT}
@@ -170,7 +171,7 @@ def _show(
 
 def _stream(sampler: Sampler, beginning: str, *, is_search: bool) -> None:
     """Print a text while it is drawn; on a terminal, nothing in it moves the cursor."""
-    from elman.cli.output import clean
+    from elman.visible import clean
 
     show = clean if sys.stdout.isatty() else str
     pieces = iter(sampler)

@@ -168,8 +168,9 @@ def _print_as_read(
     only_marked: bool,
     json: bool,
 ) -> None:
-    from elman.cli.output import clean, print_json
+    from elman.cli.output import print_json
     from elman.scoring import by_line
+    from elman.visible import clean
 
     items: Iterable[LineScore | TokenScore] = by_line(tokens) if by == "line" else tokens
     with suppress(KeyboardInterrupt):  # the way to end what never ends
@@ -202,8 +203,9 @@ def _figures(item: LineScore | TokenScore) -> dict[str, Any]:
 
 
 def _print_summary(tokens: Iterator[TokenScore], top: int, *, json: bool) -> None:
-    from elman.cli.output import clean, figure, print_json, print_table
+    from elman.cli.output import figure, print_json, print_table
     from elman.scoring import most_surprising
+    from elman.visible import clean
 
     num_tokens, nats = 0, 0.0
 
@@ -247,8 +249,9 @@ def _visible(text: str) -> str:
 
 
 def _print_ranking(bundle: Bundle, pieces: Iterator[Piece], prompt: str, unknown: Unknown, *, json: bool) -> None:
-    from elman.cli.output import clean, figure, print_json, print_table
+    from elman.cli.output import figure, print_json, print_table
     from elman.scoring import score_texts
+    from elman.visible import clean
 
     whole = "".join("\n" * piece.starts_document + piece.text for piece in pieces)
     texts = [line for line in whole.split("\n") if line]

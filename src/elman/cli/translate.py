@@ -34,10 +34,11 @@ def translate(
         unknown: What to do with what the model never saw: refuse it, leave it out, or read it as <unk>.
         json: Print one JSON object on standard output.
     """
-    from elman.cli.output import clean, print_json
+    from elman.cli.output import print_json
     from elman.models.file import load_model
     from elman.threads import num_threads
     from elman.translation import translate
+    from elman.visible import clean
 
     bundle = load_model(run, cell=cell)
     sources = _lines() if source in ((), ("-",)) else list(source)

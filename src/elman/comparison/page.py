@@ -22,7 +22,7 @@ from elman.models.kinds import kind_names, model_config_class
 from elman.page import COLOURS, Page, new_figure
 from elman.training.folder import Run
 from elman.training.history import Curve, Floats, History, environment_of, spread_out, thinned
-from elman.training.report import in_plain_powers, judged_in, legible
+from elman.training.report import in_plain_powers, judged_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +111,7 @@ def _outcome(page: Page, comparison: Comparison) -> None:
         if line:
             page.text(line)
     for notice in comparison.notices:
-        page.text(f"Note: {legible(notice)}.")
+        page.text(f"Note: {notice}.")
     if not comparison.is_complete:
         page.text("The comparison was stopped: what is missing here is made by the same command.")
     if len(comparison.contestants) > 2:
@@ -327,7 +327,7 @@ def _samples(page: Page, comparison: Comparison, histories: Mapping[str, Sequenc
             texts: dict[str, str] = {}
             for heading, sample in stage:
                 if sample["temperature"] == temperature:
-                    texts.setdefault(heading, legible(sample["prompt"] + sample["text"]))  # of several, the first
+                    texts.setdefault(heading, sample["prompt"] + sample["text"])  # of several, the first
             summary = f"Temperature {temperature:g}, stage {number} of {len(stages)}"
             page.columns(texts, "" if temperature == middle else summary)
 

@@ -185,7 +185,7 @@ def prepare_folder(
 
 def prepared_folder(corpus: Sequence[str]) -> Path | None:
     """The folder of prepared tokens that a corpus is; none where it is a text."""
-    if len(corpus) != 1 or is_named(corpus[0]):
+    if len(corpus) != 1 or not corpus[0] or is_named(corpus[0]):
         return None
     folder = Path(corpus[0]).expanduser()
     first = folder / "train.bin"
@@ -224,10 +224,18 @@ def _one_error(folder: Path) -> Iterator[None]:
         raise TextError(f"the prepared corpus {str(folder)!r} is damaged: {error}") from None
 
 
-def tokenize_text(text: Source | str, tokenizer: Tokenizer, *, unknown: Unknown = "token") -> Split:
+def tokenize_text(
+    text: Source | str, tokenizer: Tokenizer, *, unknown: Unknown = "token", name: str = "the text"
+) -> Split:
     """Encode a text that no tokenizer is trained on, such as one to be evaluated.
 
     The tokens of a string stay in memory, those of a source go to a temporary file.
+
+    Args:
+        text: a string, or a source of pieces.
+        tokenizer: of the model that is to read it.
+        unknown: what becomes of what is not in the vocabulary.
+        name: of the text in messages.
 
     Raises:
         TextError: if a source is empty, or something is not in the vocabulary and `unknown` is "error".
@@ -241,7 +249,7 @@ def tokenize_text(text: Source | str, tokenizer: Tokenizer, *, unknown: Unknown 
         with write_tokens(building.path / "text.bin", tokenizer.size) as writer:
             counts = _encode(text.pieces(), tokenizer, writer.append, unknown=unknown)
         if not counts["num_chars"]:
-            raise TextError("the text is empty")
+            raise TextError(f"{name} is empty: there is not one character to read")
         split = Split(writer.store.read(), **counts)
     except BaseException:
         building.close()

@@ -38,6 +38,8 @@ DISTANCES = (50, 100, 200, 400)
 """Tokens since the opening from which models write on."""
 WITHIN = 100
 """Tokens that they write, and within which a sign counts as closed."""
+FEW_CASES = 10
+"""A share of fewer cases is marked: little can be judged by it."""
 
 _EDGES = (1, 10, 25, *DISTANCES)
 """The closings of a text are counted between these distances, and beyond the last."""
@@ -187,6 +189,11 @@ class Group:
     written_on: tuple[WrittenOn, ...]
     """Empty where no model was asked to write."""
 
+    @property
+    def is_open_long(self) -> bool:
+        """Whether there is any place that a model was asked to write on from."""
+        return any(one.cases for one in self.written_on)
+
 
 @dataclass(frozen=True)
 class Closings:
@@ -200,6 +207,8 @@ class Closings:
     within: int
     """Tokens that models went on for."""
     groups: tuple[Group, ...]
+    notices: tuple[str, ...] = ()
+    """What a reader of the figures should know about the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -248,7 +257,7 @@ def inspect_closings(
     subject = find_subject(runs[0], first, text, split=split, cell=cell)
     tokens = first_tokens(subject.tokens.tokens, max_tokens)
     found = closings_along(bundles, tokens, num_samples=num_samples, seed=seed)
-    return replace(found, corpus=subject.corpus, split=subject.split)
+    return replace(found, corpus=subject.corpus, split=subject.split, notices=subject.notices)
 
 
 def _names(runs: Sequence[str | Path]) -> list[str]:

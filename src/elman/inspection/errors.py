@@ -41,6 +41,8 @@ from elman.text.tokenizers import Tokenizer
 _HALF, _NEAR = 0.5, 0.4
 _MEMORIES = (100, 1_000, 10_000)
 _MIN_CONTEXT = {"char": 6, "byte": 6, "bpe": 3, "word": 2}
+_SAME_CONTEXT = {"char": 3, "byte": 3, "bpe": 1, "word": 1}
+"""Tokens before two places that make them the same to who looks at them."""
 _RARE = 5
 _MAX_COUNTED_TOKENS = 1_000_000
 _PLACES = 12
@@ -78,6 +80,8 @@ class Failures:
     counted_tokens: int
     """Of the training text, for the oracle n-gram; the first of them where it is longer."""
     causes: tuple[Cause, ...]
+    notices: tuple[str, ...] = ()
+    """What a reader of the figures should know about the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -106,6 +110,11 @@ class Kind:
     """For each token, in the mean."""
     second_nats: float
 
+    @property
+    def difference(self) -> float:
+        """Of the first less the second."""
+        return self.first_nats - self.second_nats
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -125,11 +134,26 @@ class Compared:
     """Share of the tokens that are cheaper for the first."""
     kinds: tuple[Kind, ...]
     first_ahead: tuple[Difference, ...]
-    """Where the first is most ahead."""
+    """Where the first is most ahead, one place for each token after the same few before it."""
     second_ahead: tuple[Difference, ...]
     shown_texts: tuple[str, ...]
     shown_differences: tuple[float, ...]
     """Nats of the second less those of the first, along the beginning of the text."""
+    notices: tuple[str, ...] = ()
+    """What a reader of the figures should know about the text."""
+
+    @property
+    def whole(self) -> Kind:
+        """All tokens."""
+        return Kind("all", self.tokens, self.first_nats, self.second_nats)
+
+    @property
+    def verdict(self) -> str:
+        """Which is better, if either is by more than chance."""
+        low, high = self.difference_interval
+        if low <= 0 <= high:
+            return "no difference beyond chance"
+        return f"{self.first if high < 0 else self.second} is better"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -164,7 +188,7 @@ def inspect_errors(
     subject = find_subject(where, bundle, text, split=split, cell=cell)
     train = dataset_of_run(where, cell=cell).train.tokens
     found = errors_along(bundle, first_tokens(subject.tokens.tokens, max_tokens), train, order=order)
-    return replace(found, corpus=subject.corpus, split=subject.split)
+    return replace(found, corpus=subject.corpus, split=subject.split, notices=subject.notices)
 
 
 def errors_along(bundle: Bundle, tokens: Ids, train: Ids, *, order: int = 6) -> Failures:
@@ -301,7 +325,9 @@ def compare_models(
     subject = find_subject(first, bundles[0], text, split=split)
     tokens = first_tokens(subject.tokens.tokens, max_tokens)
     found = compare_along(*bundles, tokens, seed=seed)
-    return replace(found, corpus=subject.corpus, split=subject.split, first=str(first), second=str(second))
+    return replace(
+        found, corpus=subject.corpus, split=subject.split, notices=subject.notices, first=str(first), second=str(second)
+    )
 
 
 def compare_along(first: Bundle, second: Bundle, tokens: Ids, *, seed: int = 0) -> Compared:
@@ -347,15 +373,17 @@ def _kinds_of(texts: Sequence[str]) -> list[str]:
 def _places(
     gain_N: NDArray[np.float64], nats: Sequence[NDArray[np.float64]], tokens: Ids, tokenizer: Tokenizer
 ) -> tuple[Difference, ...]:
-    """Where the gain is greatest, no two places close together."""
-    chosen: list[int] = []
+    """Where the gain is greatest, no two places close together, and none with a context and a token of another."""
+    chosen: dict[bytes, int] = {}
+    context, ids = _SAME_CONTEXT[tokenizer.level], np.ascontiguousarray(tokens, np.int64)
     for index in np.argsort(-gain_N, kind="stable").tolist():
         if len(chosen) == _PLACES or gain_N[index] <= 0:
             break
-        if all(abs(index - other) > _APART for other in chosen):
-            chosen.append(index)
+        key = ids[max(0, index + 1 - context) : index + 2].tobytes()
+        if key not in chosen and all(abs(index - other) > _APART for other in chosen.values()):
+            chosen[key] = index
     found = []
-    for index in chosen:
+    for index in chosen.values():
         position = index + 1
         cuts = ((max(0, position - _CONTEXT), position), (position, position + 1), (position + 1, position + _CONTEXT))
         before, at, after = (tokenizer.decode(tokens[start:end]) for start, end in cuts)

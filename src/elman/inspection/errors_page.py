@@ -47,21 +47,18 @@ def compared_page(found: Compared) -> Page:
         f"{found.first} against {found.second} on {found.tokens:,} tokens of {_where(found.split, found.corpus)}.",
     )
     low, high = found.difference_interval
-    verdict = (
-        "no difference beyond chance" if low <= 0 <= high else f"{found.first if high < 0 else found.second} is better"
-    )
-    page.section("In the mean", f"In nats per token: {verdict}.")
+    page.section("In the mean", f"In nats per token: {found.verdict}.")
     page.numbers({
         f"nats of {found.first}": found.first_nats,
         f"nats of {found.second}": found.second_nats,
         "difference, 95 %": f"{shown(low)} to {shown(high)}",
-        "tokens cheaper for the first": f"{found.first_better:.1%}",
+        f"of the tokens are cheaper for {found.first}": f"{found.first_better:.1%}",
     })  # fmt: skip
     page.table(
         ["tokens", "number", found.first, found.second, "difference"],
         [
-            (one.name, one.tokens, one.first_nats, one.second_nats, one.first_nats - one.second_nats)
-            for one in found.kinds
+            (one.name, one.tokens, one.first_nats, one.second_nats, one.difference)
+            for one in (*found.kinds, found.whole)
         ],
         "Nats per token, by what the token is.",
     )
@@ -77,7 +74,7 @@ def compared_page(found: Compared) -> Page:
         f"Full colour: {shown(scale)} nats and more.",
     )
     for name, places in ((found.first, found.first_ahead), (found.second, found.second_ahead)):
-        page.section(f"Where {name} is most ahead")
+        page.section(f"Where {name} is most ahead", "One place for each token after the same few before it.")
         page.table(["before", "token", "after", found.first, found.second], _rows(places), "Nats of the token.")
     return page
 

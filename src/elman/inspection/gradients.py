@@ -24,9 +24,10 @@ from torch import Tensor
 from elman.config import DataConfig, ModelConfig, TextConfig, TokenizerConfig
 from elman.data.prepare import prepare
 from elman.errors import UserError
+from elman.inspection.gates import Memory, Saturation, intermediates, memory, saturation
 from elman.inspection.jacobians import Layout, Trajectory, check_has_gradient, log_growth, log_singular_values
 from elman.inspection.lags import Flow, flow
-from elman.inspection.watching import Places, in_float64, places, watch, watchable
+from elman.inspection.watching import Places, in_float64, places
 from elman.judge import SplitName, find_subject
 from elman.models.contract import LanguageModel
 from elman.models.file import load_model
@@ -52,13 +53,11 @@ _NUM_DIRECTIONS = 32
 """Of a larger state, the singular values of products are the largest so many."""
 _NUM_TRAJECTORIES, _NUM_MOMENTS = 2, 6
 _NUM_EXPONENTS, _SETTLING_STEPS, _BLOCK = 8, 50, 25
-_WATCHED_TOKENS = 1000
-_LOW, _HIGH, _STEEP = 0.1, 0.9, 0.95
-"""A gate outside of these passes less than a tenth of its gradient; so does a tanh beyond the last."""
-_STUCK = 0.95
-"""Share of the tokens at which a unit is saturated from which on it is stuck."""
+_STUCK_MEMORY = 0.5
+"""Share of the tokens at which a memory is saturated from which on that is why no gradient enters it."""
 _NUM_POINTS = 200
-_MAX_STAGES = 6
+_FIRST = "at initialisation"
+_MAX_STAGES = 5
 """Times of their training at which several runs are held against each other."""
 
 
@@ -102,22 +101,6 @@ class StateMap:
     """The largest Lyapunov exponents along the text, in nats per token."""
     errors: tuple[float, ...]
     """Their standard errors."""
-
-
-@dataclass(frozen=True)
-class Saturation:
-    """How often the units of a gate, or of a tanh, are so far from the middle that they pass no gradient."""
-
-    name: str
-    range: Literal["0 to 1", "-1 to 1"]
-    low: float
-    """Share of units and tokens below 0.1, or below -0.95."""
-    high: float
-    """The same above 0.9, or above 0.95."""
-    mean: float
-    stuck: int
-    """Units that are so at more than 95 of 100 tokens."""
-    units: int
 
 
 @dataclass(frozen=True)
@@ -167,6 +150,8 @@ class Study:
     matrices: tuple[Matrix, ...]
     state_map: StateMap | None
     saturation: tuple[Saturation, ...]
+    memory: Memory | None
+    """None of a kind that has no such memory."""
     verdict: Verdict
 
     @property
@@ -198,6 +183,8 @@ class GradientReport:
     """Of a run that is looked at alone."""
     stages: tuple[Stage, ...] = ()
     """Of several run folders: with their initial weights, and at checkpoints that all of them have kept."""
+    notices: tuple[str, ...] = ()
+    """What a reader of the figures should know about the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON: what is not finite is none."""
@@ -261,7 +248,7 @@ def inspect_gradients(
         (life,) = lives
         clipping = clipping_of(life.run, life.config)
         studies = [
-            study(name, network, life.tokens, max_lag, num_places, whole=whole, config=life.config)
+            study(name, network, life.tokens, max_lag, num_places, whole=whole, config=life.config, clipping=clipping)
             for name, network, whole in life.stages()
         ]
     else:
@@ -271,7 +258,16 @@ def inspect_gradients(
         ]
         stages = _side_by_side(lives, max_lag, num_places)
     first = subjects[0]
-    return GradientReport(first.corpus, first.split, num_places, max_lag, tuple(studies), clipping, stages)
+    return GradientReport(
+        corpus=first.corpus,
+        split=first.split,
+        num_places=num_places,
+        max_lag=max_lag,
+        studies=tuple(studies),
+        clipping=clipping,
+        stages=stages,
+        notices=first.notices,
+    )
 
 
 def inspect_kinds(
@@ -332,8 +328,18 @@ class _Life:
     tokens: Ids
 
     def stages(self) -> Iterator[tuple[str, LanguageModel, bool]]:
-        """Its network at each time, the model last, and whether all of it is to be looked at."""
-        yield "at initialisation", self._network(self.config.seed), True
+        """Its network at each time, the model last and once, and whether all of it is to be looked at."""
+        yield *self.initial(), True
+        title = "the model"
+        for name, network in self.checkpoints():
+            if self.has_become(network):
+                title = f"the model, {name}"
+            else:
+                yield name, network, False
+        yield title, self.model, True
+
+    def checkpoints(self) -> Iterator[tuple[str, LanguageModel]]:
+        """Its network at every update that was kept."""
         seen = {0}
         for checkpoint in intact_checkpoints(self.run.checkpoints):
             if (update := checkpoint.trainer["update"]) not in seen:
@@ -342,8 +348,16 @@ class _Life:
                 with torch.no_grad():
                     for name, parameter in stage.named_parameters():
                         parameter.copy_(checkpoint.tensors[f"model.{name}"])
-                yield f"update {update:,}", stage, False
-        yield "the model", self.model, True
+                yield f"update {update:,}", stage
+
+    def has_become(self, network: LanguageModel) -> bool:
+        """Whether these are the weights of the model."""
+        both = zip(network.parameters(), self.model.parameters(), strict=True)
+        return all(torch.equal(mine, models.to(mine.dtype)) for mine, models in both)
+
+    def initial(self) -> tuple[str, LanguageModel]:
+        """Its network before the first update."""
+        return _FIRST, self._network(self.config.seed)
 
     def _network(self, seed: int | None) -> LanguageModel:
         size, boundary_id = self.model.vocab_size, self.model.boundary_id
@@ -352,15 +366,16 @@ class _Life:
 
 
 def _side_by_side(lives: Sequence[_Life], max_lag: int, num_places: int) -> tuple[Stage, ...]:
-    """Several runs at the times, before they became their models, that all of them have kept."""
+    """Several runs at the times that all of them have kept, before all had become their models."""
     if not lives:
         return ()
-    kept = [[name for name, _, _ in life.stages()][:-1] for life in lives]
-    common = [name for name in kept[0] if all(name in names for names in kept)]
+    kept = [{name: life.has_become(network) for name, network in life.checkpoints()} for life in lives]
+    common = [_FIRST, *(name for name in kept[0] if all(name in one for one in kept))]
+    common = [name for name in common if name == _FIRST or not all(one[name] for one in kept)]
     chosen = {common[round(at)] for at in torch.linspace(0, len(common) - 1, min(len(common), _MAX_STAGES)).tolist()}
     found: dict[str, dict[str, tuple[float, ...]]] = {name: {} for name in common if name in chosen}
     for life in lives:
-        for name, network, _ in life.stages():
+        for name, network in (life.initial(), *life.checkpoints()):
             if name in found:
                 seen = study(name, network, life.tokens, max_lag, num_places, whole=False)
                 found[name][life.name] = seen.by_lag
@@ -376,6 +391,7 @@ def study(
     *,
     whole: bool = True,
     config: Config | None = None,
+    clipping: Clipping | None = None,
 ) -> Study:
     """Look at one network.
 
@@ -387,11 +403,14 @@ def study(
         num_places: of the text.
         whole: matrices, state map and saturation too, and not the gradient by lag alone.
         config: of its training, which the verdict speaks of.
+        clipping: in that training.
     """
     network = in_float64(network)
     chosen = places(network, tokens, num_places, max_lag)
     found = flow(network, chosen, _matrices(network) if whole else ())
     gradient = spread(found.norm)
+    seen = intermediates(network, tokens) if whole else {}
+    kept = memory(seen, min(_JUDGED_LAG, max_lag))
     has_fixed_state = not any(grows(tensor) for tensor in network.initial_state(1).tensors.values())
     return Study(
         name=name,
@@ -405,8 +424,9 @@ def study(
             for part, m in found.matrices.items()
         ),
         state_map=state_map(network, chosen) if whole and has_fixed_state else None,
-        saturation=saturation(network, tokens) if whole else (),
-        verdict=judge(gradient.median, found, network.config, config),
+        saturation=saturation(seen),
+        memory=kept,
+        verdict=judge(gradient.median, found, network.config, config, kept, clipping),
     )
 
 
@@ -458,37 +478,6 @@ def state_map(network: LanguageModel, chosen: Places) -> StateMap:
     )
 
 
-def saturation(network: LanguageModel, tokens: Ids) -> tuple[Saturation, ...]:
-    """How often what lies between 0 and 1, or between -1 and 1, is near an end, over the beginning of a text."""
-    state = network.initial_state(1)
-    inside = {*state.tensors, *network.named_step(torch.full((1,), network.boundary_id), state).named}
-    names = [name for name in watchable(network) if name in inside]
-    seen: dict[str, list[Tensor]] = {name: [] for name in names}
-    for piece in watch(network, tokens[: _WATCHED_TOKENS + 1], names):
-        for name, values_TU in piece.values.items():
-            seen[name].append(values_TU)
-    found = []
-    for name, pieces in seen.items():
-        values_TU = torch.cat(pieces)
-        least, most = values_TU.min().item(), values_TU.max().item()
-        if least < -1 or most > 1 or least == most:
-            continue
-        low, high = (_LOW, _HIGH) if least >= 0 else (-_STEEP, _STEEP)
-        is_low, is_high = values_TU < low, values_TU > high
-        found.append(
-            Saturation(
-                name=name,
-                range="0 to 1" if least >= 0 else "-1 to 1",
-                low=is_low.double().mean().item(),
-                high=is_high.double().mean().item(),
-                mean=values_TU.mean().item(),
-                stuck=int(((is_low | is_high).double().mean(0) > _STUCK).sum()),
-                units=values_TU.shape[1],
-            )
-        )
-    return tuple(found)
-
-
 def clipping_of(run: Run, config: Config) -> Clipping | None:
     """What the log of a run says about its gradients; none where it logged no update."""
     norms, updates, num_skipped = [], [], 0
@@ -515,14 +504,23 @@ def clipping_of(run: Run, config: Config) -> Clipping | None:
     )
 
 
-def judge(medians: Sequence[float], found: Flow, model: ModelConfig, config: Config | None) -> Verdict:
-    """Say in words whether a gradient lives, and which mitigation would act.
+def judge(
+    medians: Sequence[float],
+    found: Flow,
+    model: ModelConfig,
+    config: Config | None = None,
+    kept: Memory | None = None,
+    clipping: Clipping | None = None,
+) -> Verdict:
+    """Say in words whether a gradient lives, what was measured on its way, and which mitigation would act on that.
 
     Args:
         medians: norms by lag, from 0.
         found: where it comes from.
         model: settings of the network.
         config: of its training.
+        kept: what its forget gates would keep.
+        clipping: in its training.
     """
     one = medians[1]
     lag = min(_JUDGED_LAG, len(medians) - 1)
@@ -535,28 +533,79 @@ def judge(medians: Sequence[float], found: Flow, model: ModelConfig, config: Con
         trend: Trend = "explodes"
         at = ratios.index(largest)
         said.append(f"it explodes: {at} steps back it is {largest:.3g} times that one step back")
-        clips = config is not None and config.training.max_grad_norm is not None
-        said.append(
-            "clipping bounds what it does to the weights"
-            + (f" (training.max_grad_norm {config.training.max_grad_norm:g})" if clips and config else "")
-            + ", a lower training.learning_rate keeps it from growing further"
-        )
+        said.append(_against_explosion(clipping))
+        said.append("a lower training.learning_rate keeps it from growing further")
     elif ratios[lag] < _VANISHED:
         trend = "vanishes"
         hundredth = "" if left is None else f"a hundredth is left {left} steps back, "
         said.append(f"it vanishes: {hundredth}{ratios[lag]:.2g} of it {lag} steps back")
-        if found.additive is None or not found.additive[2:].any():
-            said.append("no additive way leads past the matrix: a gated kind (lstm, gru, mingru) has one")
-        elif "forget_bias" in fields:
-            said.append("a higher model.forget_bias opens the additive way from the start")
-        else:
-            said.append("its additive way is closed by gates that have learned, or were drawn, to forget")
-        said.append("clipping does nothing against it: it only makes gradients smaller")
+        said.extend(_on_the_additive_way(found, lag, model, kept))
+        if clipping is None:
+            said.append("clipping does nothing against it: it only makes gradients smaller")
+        elif clipping.num_clipped:
+            said.append(f"clipping, in {_updates(clipping)}, does nothing against it: it only makes gradients smaller")
     else:
         trend = "is kept"
-        said.append(f"it is kept: {ratios[lag]:.2g} of it is left {lag} steps back")
+        said.append(f"it is kept: {ratios[lag]:.2g} of it is left {lag} steps back{_way_of(found, lag)}")
     if trend != "is kept" and "recurrent_init" in fields and getattr(model, "recurrent_init", "") == "uniform":
         said.append("model.recurrent_init orthogonal starts with singular values of one")
     if config is not None and not config.data.pairs and config.training.bptt < len(medians) - 1:
         said.append(f"training saw none of it beyond {config.training.bptt} steps, where training.bptt cuts it off")
     return Verdict(trend, lag, ratios[lag], left, "; ".join(said))
+
+
+def _against_explosion(clipping: Clipping | None) -> str:
+    """What clipping does, or did in the training, to gradients that explode."""
+    if clipping is None:
+        return "clipping bounds what it does to the weights"
+    if clipping.max_grad_norm is None:
+        return "nothing bounded what it did to the weights: training.max_grad_norm would"
+    limit = f"training.max_grad_norm {clipping.max_grad_norm:g}"
+    if not clipping.num_clipped:
+        return f"{limit} was never reached and bounded nothing: the largest norm was {clipping.largest_norm:.3g}"
+    return f"clipping bounds what it does to the weights, and did in {_updates(clipping)} ({limit})"
+
+
+def _updates(clipping: Clipping) -> str:
+    return f"{clipping.num_clipped:,} of {clipping.num_updates:,} updates"
+
+
+def _on_the_additive_way(found: Flow, lag: int, model: ModelConfig, kept: Memory | None) -> Iterator[str]:
+    """Where on the additive way a gradient is lost, and what would act there."""
+    has_memory = "forget_bias" in type(model).model_fields  # a way that may be shut altogether
+    if found.additive is None or not (found.additive[2:].any() or has_memory):
+        yield "no additive way leads past the matrix: a gated kind (lstm, gru, mingru) has one"
+        return
+    norms = _medians(found.additive)
+    entering = norms[2] / norms[1] if norms[1] else 0.0
+    keeping = norms[lag] / norms[2] if norms[2] else 0.0
+    yield (
+        f"the additive way takes up {entering:.2g} of what is one token back and keeps {keeping:.2g} of that over "
+        f"{lag - 2} steps"
+    )
+    if kept is None:
+        if keeping < _VANISHED and not has_memory:
+            yield "its gates have learned, or were drawn, to forget"
+        return
+    is_saturated = kept.saturated > _STUCK_MEMORY
+    then = ""
+    if 2 * kept.keeping >= kept.units:
+        then = ", so that model.forget_bias is not what is missing"
+    elif not is_saturated:
+        bias = getattr(model, "forget_bias", None)
+        more = "of 1 and more" if bias is None else f"above {bias:g}"
+        then = f": a model.forget_bias {more} starts them further open, as long as training leaves them so"
+    yield f"the forget gates of {kept.keeping:,} of {kept.units:,} units would keep more than a hundredth{then}"
+    if is_saturated:
+        yield (
+            f"the tanh that these are read through is saturated at {kept.saturated:.1%} of the tokens and hardly lets "
+            "a gradient in: a kind whose memory is a weighted mean of candidates (gru, qrnn) does not outgrow it"
+        )
+
+
+def _way_of(found: Flow, lag: int) -> str:
+    """On which way it came, where there are two."""
+    if found.additive is None or found.rest is None or not found.additive[2:].any():
+        return ""
+    is_additive = _medians(found.additive)[lag] > _medians(found.rest)[lag]
+    return ", mostly by the additive way" if is_additive else ", mostly through the matrix, gates and candidates"

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from elman.inspection.gradients import Clipping, GradientReport, Study, finite
-from elman.page import Page, new_figure
+from elman.page import COLOURS, Page, new_figure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _LEAST = 1e-20
 """What a logarithmic scale reaches down to."""
 _MAX_MATRICES = 6
-_STAGES_IN_A_ROW = 3
+_IN_A_ROW = 3
+"""Of small pictures, and of names above a picture."""
+_MOST_DECADES = 20
+"""Of the singular values of a product, below its largest: what lies lower is cut off."""
+_LIGHTEST, _DARKEST = (0.72, 0.82, 0.93), (0.07, 0.22, 0.42)
+"""Of the checkpoints between the first weights and the model, in their order."""
 
 
 def gradients_page(report: GradientReport) -> Page:
@@ -38,11 +45,11 @@ def gradients_page(report: GradientReport) -> Page:
     if report.stages:
         page.section("Along the training", "The same with the initial weights, and at checkpoints that all have kept.")
         page.figure(
-            along_training(report), "One picture for each time, on the same scale; above is what the runs have become."
+            along_training(report), "One picture for each time, on the same scale, and last what the runs have become."
         )
     detailed = [study for study in report.studies if study.matrices]  # not the stages in between
     for study in detailed:
-        page.text(f"{study.name} ({study.kind}): {study.verdict.words}.")
+        page.text(f"{_named(study)}: {study.verdict.words}.")
     _add_ways(page, detailed)
     _add_matrices(page, detailed)
     if any(study.state_map for study in detailed):
@@ -57,8 +64,8 @@ def by_distance(studies: tuple[Study, ...]) -> Figure:
     """The gradient by lag of all networks in one picture."""
     figure, axes = new_figure(height=4.0)
     lags = range(1, len(studies[0].gradient.median))
-    for study in studies:
-        axes.plot(lags, _drawn(study.by_lag[1:]), label=_label(study, studies), linewidth=1.8)
+    for study, line in zip(studies, _lines(studies), strict=True):
+        axes.plot(lags, _drawn(study.by_lag[1:]), label=_label(study, studies), **line)
     last = studies[-1]
     one = last.gradient.median[1] or math.nan
     axes.fill_between(
@@ -73,43 +80,74 @@ def by_distance(studies: tuple[Study, ...]) -> Figure:
     axes.set_xscale("log")
     axes.set_xlabel("tokens back")
     axes.set_ylabel("gradient, one token back = 1")
-    axes.legend(frameon=False, fontsize=9)
+    _name_lines(figure, axes)
     return figure
+
+
+def _lines(studies: tuple[Study, ...]) -> Iterator[dict[str, Any]]:
+    """How each network is drawn: the checkpoints of one run light to dark, its first and last weights apart."""
+    between = [study for study in studies if not study.matrices]
+    if 0 < len(between) == len(studies) - 2:
+        yield {"color": COLOURS[-1], "linewidth": 2.2, "linestyle": "--"}
+        for index in range(len(between)):
+            share = index / max(1, len(between) - 1)
+            mixed = tuple((1 - share) * low + share * high for low, high in zip(_LIGHTEST, _DARKEST, strict=True))
+            yield {"color": mixed, "linewidth": 1.4}
+        yield {"color": COLOURS[1], "linewidth": 2.6}
+        return
+    for index in range(len(studies)):
+        again = index >= len(COLOURS)
+        yield {"color": COLOURS[index % len(COLOURS)], "linewidth": 1.8, "linestyle": "--" if again else "-"}
 
 
 def along_training(report: GradientReport) -> Figure:
-    """The gradient by lag of several runs, a picture for each time of their training."""
-    columns = min(_STAGES_IN_A_ROW, len(report.stages))
-    rows = math.ceil(len(report.stages) / columns)
-    figure, axes = new_figure(rows, columns, height=0.6 + 2.7 * rows)
-    panels = np.ravel(axes)
+    """The gradient by lag of several runs, a picture for each time of their training and one for their models."""
+    times = {stage.name: stage.by_lag for stage in report.stages}
+    times["the model"] = {study.name: study.by_lag for study in report.studies}
+    figure, panels = _small_pictures(len(times), 2.7)
     labels = {study.name: _label(study, report.studies) for study in report.studies}
-    for stage, panel in zip(report.stages, panels, strict=False):
-        for name, ratios in stage.by_lag.items():
-            panel.plot(range(1, len(ratios)), _drawn(ratios[1:]), label=labels[name], linewidth=1.8)
-        panel.set_title(stage.name, fontsize=11)
+    for (time, by_lag), panel in zip(times.items(), panels, strict=True):
+        for (name, ratios), line in zip(by_lag.items(), _lines(report.studies), strict=True):
+            panel.plot(range(1, len(ratios)), _drawn(ratios[1:]), label=labels[name], **line)
+        panel.set_title(time, fontsize=11)
         panel.set_xscale("log")
-        _logarithmic(panel)
-    lowest = min(panel.get_ylim()[0] for panel in panels[: len(report.stages)])
-    highest = max(panel.get_ylim()[1] for panel in panels[: len(report.stages)])
-    for index, panel in enumerate(panels):
-        panel.set_visible(index < len(report.stages))
-        panel.set_ylim(lowest, highest)
         panel.set_xlabel("tokens back")
-        if index % columns == 0:
+        _logarithmic(panel)
+    lowest, highest = min(panel.get_ylim()[0] for panel in panels), max(panel.get_ylim()[1] for panel in panels)
+    for index, panel in enumerate(panels):
+        panel.set_ylim(lowest, highest)
+        if index % _IN_A_ROW == 0:
             panel.set_ylabel("gradient, one token back = 1")
         else:
             panel.tick_params(labelleft=False)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=9
-    )
+    _name_lines(figure, panels[0])
     return figure
 
 
+def _small_pictures(count: int, height: float) -> tuple[Figure, list[Axes]]:
+    """So many pictures of one height, in rows."""
+    columns = min(_IN_A_ROW, count)
+    rows = math.ceil(count / columns)
+    figure, axes = new_figure(rows, columns, height=0.6 + height * rows)
+    panels = list(np.ravel(axes))
+    for panel in panels[count:]:
+        panel.remove()
+    return figure, panels[:count]
+
+
+def _name_lines(figure: Figure, axes: Axes) -> None:
+    """What the lines of a picture are, above it, where no line runs through the names."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=_IN_A_ROW, frameon=False, fontsize=9)
+
+
 def _label(study: Study, studies: tuple[Study, ...]) -> str:
-    same_kind = len({one.kind for one in studies}) == 1
-    says_kind = PurePath(study.name).name == study.kind
-    return study.name if same_kind or says_kind else f"{study.name} ({study.kind})"
+    return study.name if len({one.kind for one in studies}) == 1 else _named(study)
+
+
+def _named(study: Study) -> str:
+    """With its kind, unless it is called by it."""
+    return study.name if PurePath(study.name).name == study.kind else f"{study.name} ({study.kind})"
 
 
 def _drawn(values: tuple[float, ...] | list[float]) -> list[float]:
@@ -118,6 +156,8 @@ def _drawn(values: tuple[float, ...] | list[float]) -> list[float]:
 
 
 def _logarithmic(axes: Axes) -> None:
+    if not any(np.isfinite(line.get_ydata()).any() for line in axes.get_lines()):
+        return  # a gradient that is zero everywhere has no place on it
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, _LEAST), high)
@@ -144,14 +184,15 @@ def _add_ways(page: Page, studies: list[Study]) -> None:
         axes.plot(lags, _drawn(additive[1:]), label="by the additive way alone" if passes else None)
         axes.plot(lags, _drawn(rest[1:]), label="the rest")
         for index, (name, norms) in enumerate(study.parts.items() if len(study.parts) > 1 else ()):
-            axes.plot(lags, _drawn(norms[1:]), label=f"by {name}", linestyle=":", color=f"C{index + 2}", linewidth=1)
+            colour = COLOURS[(index + 2) % len(COLOURS)]
+            axes.plot(lags, _drawn(norms[1:]), label=f"by {name}", linestyle=":", color=colour, linewidth=1.4)
         _logarithmic(axes)
         axes.set_xlabel("tokens back")
         axes.set_ylabel("norm")
-        axes.legend(frameon=False, fontsize=9)
+        _name_lines(figure, axes)
         none = "" if passes else " Nothing comes by the additive way."
         dotted = " Dotted: by each part of the state." if len(study.parts) > 1 else ""
-        caption = f"{study.name} ({study.kind}): norms of the gradient, medians over the places.{dotted}{none}"
+        caption = f"{_named(study)}: norms of the gradient, medians over the places.{dotted}{none}"
         page.figure(figure, caption)
 
 
@@ -177,11 +218,11 @@ def _add_matrices(page: Page, studies: list[Study]) -> None:
         left.set_ylabel("norm of what is added")
         right.set_ylabel("share of the whole, added up")
         right.set_xscale("symlog", linthresh=1)
-        right.legend(frameon=False, fontsize=9)
+        _name_lines(figure, right)
         error = max(matrix.error for matrix in study.matrices)
         page.figure(
             figure,
-            f"{study.name} ({study.kind}). The sums agree with the gradients that training computes to {error:.1g} of "
+            f"{_named(study)}. The sums agree with the gradients that training computes to {error:.1g} of "
             "their length.",
         )
 
@@ -203,22 +244,24 @@ def _add_state_maps(page: Page, studies: list[Study]) -> None:
         "the network is chaotic along this text.",
     )
     mapped = [(study, study.state_map) for study in studies if study.state_map is not None]
-    figure, axes = new_figure(1, len(mapped), height=3.2)
-    for (study, state_map), one in zip(mapped, [axes] if len(mapped) == 1 else axes, strict=True):
+    figure, panels = _small_pictures(len(mapped), 2.7)
+    for index, ((study, state_map), one) in enumerate(zip(mapped, panels, strict=True)):
         for steps, logs in state_map.products.items():
             one.plot(range(1, len(logs) + 1), logs, label=f"{steps} step{'s' * (steps > 1)}", marker=".", markersize=3)
         one.set_title(study.name, fontsize=10)
         one.set_xlabel("direction")
-        one.set_ylim(bottom=max(one.get_ylim()[0], -30))
-        one.legend(frameon=False, fontsize=9)
-    (axes if len(mapped) == 1 else axes[0]).set_ylabel("log10 of the singular value")
+        lowest = min(logs[0] for logs in state_map.products.values()) - _MOST_DECADES
+        one.set_ylim(bottom=max(one.get_ylim()[0], lowest))
+        if index % _IN_A_ROW == 0:
+            one.set_ylabel("log10 of the singular value")
+    _name_lines(figure, panels[0])
     whole = "" if all(state_map.is_complete for _, state_map in mapped) else " Of large states, the largest alone."
     page.figure(figure, f"Singular values of products of Jacobians.{whole}")
     page.table(
         ["", "numbers of state", "spectral radius", "largest exponent", "standard error", "e-fold in tokens"],
         [
             (
-                f"{study.name} ({study.kind})",
+                _named(study),
                 state_map.size,
                 state_map.spectral_radius,
                 finite(state_map.exponents[0]),
@@ -241,7 +284,8 @@ def _add_saturation(page: Page, studies: list[Study]) -> None:
             "Gates that stand open or shut",
             "Between 0 and 1, below 0.1 or above 0.9; between -1 and 1, beyond 0.95 on either side: there less than a "
             "tenth of a gradient passes. A forget gate near 1 keeps its memory, and passes gradients along it "
-            "unchanged.",
+            "unchanged. The memory of an LSTM is read through a tanh, and gradients enter it the same way: where that "
+            "is saturated, hardly anything is learned into a memory, however well it is kept.",
         )
         page.table(["", "low", "high", "mean", "units stuck at an end"], rows)
 
@@ -268,5 +312,5 @@ def _add_clipping(page: Page, clipping: Clipping) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("update")
     axes.set_ylabel("norm before clipping")
-    axes.legend(frameon=False, fontsize=9)
+    _name_lines(figure, axes)
     page.figure(figure, "The norm of the whole gradient before clipping, in stretches of equal length.")

@@ -70,7 +70,10 @@ def held_parts(network: LanguageModel) -> dict[str, int]:
         for index, layer in enumerate(network.layers):
             parts += [f"{index}.{part}" for part in cast(Layer, layer).cell.state()]
     if FEATURES not in sizes:
-        raise UserError(f"model.kind {network.config.kind!r} has no units to look at: give a model that is trained")
+        raise UserError(
+            f"model.kind {network.config.kind!r} counts, and has no units to look at: give a model of another kind, "
+            "such as lstm"
+        )
     return {part: sizes[part] for part in parts if part in sizes} or {FEATURES: sizes[FEATURES]}
 
 

@@ -11,6 +11,7 @@ Shape letters: N tokens of a line, L labels, V vocabulary.
 from __future__ import annotations
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -238,9 +239,12 @@ class Matched(Labeller):
                 f"{specification!r} is no label of your own; accepted: NAME=REGEX, such as 'urls=https?:\\S+'"
             )
         try:
-            self._pattern = re.compile(pattern)
-        except re.error as error:
-            raise UserError(f"the regular expression {pattern!r} of label {name!r} is wrong: {error}") from None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of sets that another Python may read in another way
+                self._pattern = re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            short = pattern if len(pattern) <= 100 else f"{pattern[:100]} ..."
+            raise UserError(f"the regular expression {short!r} of label {name!r} is wrong: {error}") from None
         self.labels = (Label(name, f"matches of {pattern}"),)
 
     def of_line(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -265,7 +269,8 @@ class Given(Labeller):
     def __init__(self, path: str | Path, num_tokens: int) -> None:
         try:
             words = Path(path).read_text("utf-8").split()
-            values = np.array([float(word) for word in words], np.float32)
+            with np.errstate(over="ignore"):  # which is refused below
+                values = np.array([float(word) for word in words]).astype(np.float32)
         except OSError as error:
             raise UserError(f"the labels {str(path)!r} cannot be read: {error.strerror}") from None
         except ValueError as error:
@@ -273,7 +278,9 @@ class Given(Labeller):
                 f"the labels {str(path)!r} are not all numbers ({error}): give one for each token"
             ) from None
         if not np.isfinite(values).all():
-            raise UserError(f"the labels {str(path)!r} are not all finite: give a number for each token")
+            raise UserError(
+                f"the labels {str(path)!r} are not all finite in single precision: give a number for each token"
+            )
         if len(values) != num_tokens:
             raise TextError(
                 f"{str(path)!r} holds {len(values):,} labels, the text has {num_tokens:,} tokens: give one for each"

@@ -105,7 +105,7 @@ def flow(network: LanguageModel, places: Places, matrices: Sequence[str] = ()) -
             for name, gradient in whole.items():
                 added = torch.stack([use[name] for use in uses]).sum(0) / num_rows
                 left[name] -= added
-                matrix_norms[name].append(added.norm())
+                matrix_norms[name].append(_length(added.flatten()))
                 shares[name].append((added * gradient).sum() / gradient.square().sum().clamp(min=_TINY))
     of_all = {name: torch.stack([at_lag[name] for at_lag in norms]) for name in norms[0]}
     return Flow(
@@ -176,7 +176,16 @@ class _Arriving:
 
 
 def _norm(gradient: State) -> Tensor:
-    return torch.cat([tensor.flatten(1) for tensor in gradient.tensors.values()], dim=1).norm(dim=1)
+    return _length(torch.cat([tensor.flatten(1) for tensor in gradient.tensors.values()], dim=1))
+
+
+def _length(vectors: Tensor) -> Tensor:
+    """Euclidean, of the last dimension; divided by the largest number first, as squares of tiny ones are zero."""
+    if not vectors.shape[-1]:
+        return vectors.sum(-1)
+    largest = vectors.abs().amax(-1, keepdim=True)
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return (vectors / scale).norm(dim=-1) * scale.squeeze(-1)
 
 
 class _Way(NamedTuple):

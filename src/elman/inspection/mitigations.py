@@ -6,7 +6,8 @@ often it diverges, by its gradients before clipping, by how far back they reach,
 the state carried and with the state cut. A copying task shows what no gradient reaches: a letter that stands further
 back than back-propagation goes is never learned from.
 
-Every trial is a file in a folder. A study that was interrupted, or is made larger, takes up what is there.
+Every trial is a file in a folder. A study that was interrupted, or is made larger, takes up what is there from the same
+version of Elman.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import torch
 from numpy import integer
 from numpy.typing import NDArray
 
+import elman
 from elman.data.prepare import Dataset, Split, prepare
 from elman.errors import ModelFileError, TextError, TrainingError, UserError
-from elman.files import write_atomically
+from elman.files import clear_writing, is_being_written, write_atomically
 from elman.inspection.gradients import finite, study
 from elman.models.contract import LanguageModel
 from elman.settings import Config, resolve
@@ -44,6 +46,8 @@ _CUT = 64
 """Tokens between two cuts of the state, where it is cut."""
 _JUDGED_TOKENS = 20_000
 _NUM_SYMBOLS = 8
+_LEARNED = 2.0
+"""Answers right, of what guessing gives, from which on the copying task counts as learned."""
 
 _MODEL: Mapping[str, Any] = {"kind": "elman", "hidden_size": 64, "embedding_size": 32}
 _TRAINING: Mapping[str, Any] = {
@@ -164,6 +168,16 @@ class Mitigations:
     """The copying task, with back-propagation shorter and longer than the lag."""
 
     @property
+    def of_copying(self) -> str:
+        """Whether the copying task shows anything, in a sentence."""
+        short, long = (arm.mean("accuracy") for arm in self.copying)
+        if long is None or long < _LEARNED / _NUM_SYMBOLS:
+            return "Here no network has learned the task in so few updates: the figures say nothing of that."
+        if short is None or short < _LEARNED / _NUM_SYMBOLS:
+            return "Here the longer one alone has taught it."
+        return "Here the shorter one has taught it too."
+
+    @property
     def words(self) -> tuple[str, ...]:
         """What the figures say, a sentence each."""
         return tuple(_words(self))
@@ -192,7 +206,7 @@ def inspect_mitigations(
         updates: of each trial on the text; the copying task takes three times as many.
         seconds: of each trial at most; none: no limit.
         lag: of the copying task, from 4 on.
-        out: the folder of the trials; what is there of the same settings is not trained again.
+        out: the folder of the trials; what is there of the same settings and the same version is not trained again.
         told: hears a line for each trial.
 
     Raises:
@@ -203,6 +217,8 @@ def inspect_mitigations(
         raise UserError("--seeds and --updates are 1 and more, --lag is 4 and more, --seconds is more than 0")
     names = ("stdlib-prose",) if text is None else (text,) if isinstance(text, str | Path) else tuple(text)
     corpus = tuple(map(str, names))
+    if "-" in corpus:
+        raise UserError("standard input can be read once, and every training reads the text: give a file")
     folder = _folder(Path(out))
 
     def results(arms: Sequence[Arm], corpus: Sequence[str], updates: int, task: Generator | None) -> list[ArmResult]:
@@ -237,7 +253,9 @@ def _folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"the folder {str(path)!r} cannot be made ({error.strerror}): give another --out") from None
-    if others := [entry.name for entry in path.iterdir() if not entry.name.startswith("trial-")]:
+    clear_writing(path)
+    entries = (entry for entry in path.iterdir() if not is_being_written(entry))
+    if others := [entry.name for entry in entries if not entry.name.startswith("trial-")]:
         raise UserError(f"{str(path)!r} holds {others[0]!r}, which is no trial: give another --out")
     return path
 
@@ -258,12 +276,12 @@ def _config(arm: Arm, corpus: Sequence[str], updates: int, seconds: float | None
 
 
 def _trial(arm: Arm, config: Config, folder: Path, task: Generator | None) -> Trial:
-    """The trial of these settings: the one that is there, or a new one."""
+    """The trial of these settings by this version: the one that is there, or a new one."""
     settings = config.to_dict()
     dataset = prepare(config.data, config.text, config.tokenizer)
     if dataset.valid is None:
         raise TextError(f"{dataset.corpus_name!r} is too short for a validation part: give a longer text")
-    key = json.dumps([arm.name, settings, dataset.sha256], sort_keys=True)
+    key = json.dumps([arm.name, settings, dataset.sha256, elman.__version__], sort_keys=True)
     path = folder / f"trial-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if path.is_file():
         return _read(path)

@@ -45,6 +45,8 @@ class Sparsity:
     """Predicted ones."""
     orders: tuple[OfOrder, ...]
     """From order 1 to that of the model."""
+    notices: tuple[str, ...] = ()
+    """What a reader of the figures should know about the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -68,7 +70,8 @@ def inspect_ngram(
     orders_of(bundle, np.zeros(1, np.int64))  # refuses another kind before a corpus is read
     subject = find_subject(where, bundle, text, split=split)
     tokens = subject.tokens.tokens
-    return Sparsity(subject.corpus, subject.split, len(tokens) - 1, orders_of(bundle, tokens))
+    orders = orders_of(bundle, tokens)
+    return Sparsity(subject.corpus, subject.split, len(tokens) - 1, orders, subject.notices)
 
 
 def orders_of(model: Bundle, tokens: NDArray[np.integer[Any]]) -> tuple[OfOrder, ...]:

@@ -5,7 +5,8 @@ number of updates and about the same number of parameters; the loss is that of t
 on one task, and its model and its result lie in a folder of their own, so that what was done is not done again.
 
 An answer is right if each of its tokens, and the boundary that ends it, is the most probable one given the question and
-the tokens before: what the model would write by itself.
+the tokens before: what the model would write by itself. What that is worth is seen against a guess: the answer that is
+right most often for one who has kept no more of a question than its end, the last pair or the last term.
 
 Shape letters: B rows, T time.
 """
@@ -24,6 +25,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
+import elman
 from elman.config import CountedConfig, DataConfig, TextConfig, TokenizerConfig, UniformStackConfig, WindowConfig
 from elman.data.pairs import Pairs
 from elman.data.prepare import Dataset, prepare
@@ -51,6 +53,8 @@ Example: TypeAlias = tuple[str, str]
 """A question and its answer."""
 Draw: TypeAlias = Callable[[int, int, int], list[Example]]
 """From a length, a seed and a number to so many examples."""
+Share: TypeAlias = Callable[[int], float]
+"""From a length to a share of the answers."""
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "recurrent, the state goes through a nonlinear function": ("elman", "lstm", "gru", "slstm"),
@@ -70,12 +74,16 @@ _RESULT = "probe.json"
 _BATCH = 64
 _ROWS_AT_ONCE = 64
 _LEARNED_EXAMPLES, _JUDGED_CASES, _ASKED_CASES = 32_000, 200, 500
-_JUDGED_SEED, _ASKED_SEED = 1_000_001, 1_000_003
+_JUDGED_SEED, _ASKED_SEED, _SHOWN_SEED = 1_000_001, 1_000_003, 1_000_007
 _LONGEST = 1024
 """Tokens of the longest question at least: nothing of it is to fall out of what is attended to."""
 _SIZES = range(4, 1025, 4)
 _MASTERED, _SOLVED = 0.9, 0.99
 """Shares of answers that are right: what counts as mastered, and what ends the search for a rate."""
+
+
+def _never(length: int) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -84,12 +92,20 @@ class Task:
 
     name: str
     draw: Draw
+    unit: str
+    """What a length counts."""
     learned: tuple[int, ...]
     asked: tuple[int, ...]
-    guess: float = 0.0
-    """Share of the answers that one has right who always gives the most common one."""
+    guessed: str = ""
+    """What one answers who has kept nothing but the end of the question; none: nothing that is right to speak of."""
+    guess: Share = _never
+    """Share of these answers that is right."""
     level: Literal["char", "word"] = "char"
     """The tokens."""
+
+    def example(self) -> Example:
+        """One of the shortest that are asked."""
+        return self.draw(self.asked[0], _SHOWN_SEED, 1)[0]
 
 
 def _drawn(generator: type[Generated], *lengths: str, **fixed: int) -> Draw:
@@ -125,19 +141,85 @@ def _unclosed(depth: int, seed: int, count: int) -> list[Example]:
     return examples[:count]
 
 
+def _one_in(number: int) -> Share:
+    return lambda length: 1 / number
+
+
+def _last_digit(pairs: int) -> float:
+    """The pair read last is the one that is asked for, or one of ten digits that happens to be the same."""
+    return 1 / pairs + (1 - 1 / pairs) / 10
+
+
+def _last_term(terms: int) -> float:
+    """The last of two terms and more, reckoned from 0, the value that is most common before it.
+
+    After a sum or a difference all five values are equally probable, a product is 0 if either factor is: n terms are 0
+    with p(1) = 1/5 and p(n + 1) = 2/3 * 1/5 + 1/3 * (1/5 + 4/5 p(n)), so that p(n) = 3/11 - 4/55 * (4/15)^(n - 1). To
+    reckon from 0 is right then, and whatever the value where the last term is ``*0``, one in fifteen.
+    """
+    zero_before = 3 / 11 - 4 / 55 * (4 / 15) ** (terms - 2)
+    return 1 / 15 + 14 / 15 * zero_before
+
+
 TASKS: Mapping[str, Task] = {
     task.name: task
     for task in (
-        Task("copying", _drawn(Copying, "length"), tuple(range(1, 9)), (4, 8, 12, 16, 24)),
-        Task("selective-copying", _drawn(SelectiveCopying, "blanks", length=4), tuple(range(9)), (4, 8, 16, 32, 64)),
-        Task("associative-recall", _drawn(AssociativeRecall, "pairs"), tuple(range(1, 7)), (3, 6, 9, 12, 18), 0.1),
-        Task("anbn", _counted, tuple(range(2, 13)), (6, 12, 16, 24, 48)),
-        Task("dyck-2", _unclosed, (1, 2, 3, 4), (2, 4, 6, 8, 12)),
-        Task("parity", _drawn(Parity, "length"), tuple(range(1, 13)), (6, 12, 16, 24, 48), 0.5),
-        # A product is 0 more often than another number.
-        Task("modular-arithmetic", _drawn(ModularArithmetic, "terms"), tuple(range(1, 6)), (3, 5, 8, 12, 20), 0.25),
-        Task("adding", _drawn(Adding, "length"), tuple(range(2, 11)), (5, 10, 15, 20, 40), 0.1),
-        Task("agreement", _drawn(Agreement, "fewest", "most"), tuple(range(5)), (1, 4, 8, 16, 32), 0.5, "word"),
+        Task("copying", _drawn(Copying, "length"), "letters", tuple(range(1, 9)), (4, 8, 12, 16, 24)),
+        Task(
+            "selective-copying",
+            _drawn(SelectiveCopying, "blanks", length=4),
+            "dots between four letters",
+            tuple(range(9)),
+            (4, 8, 16, 32, 64),
+        ),
+        Task(
+            "associative-recall",
+            _drawn(AssociativeRecall, "pairs"),
+            "pairs",
+            tuple(range(1, 7)),
+            (3, 6, 9, 12, 18),
+            "the digit that was read last",
+            _last_digit,
+        ),
+        Task("anbn", _counted, "a's", tuple(range(2, 13)), (6, 12, 16, 24, 48)),
+        Task("dyck-2", _unclosed, "brackets open at once", (1, 2, 3, 4), (2, 4, 6, 8, 12)),
+        Task(
+            "parity",
+            _drawn(Parity, "length"),
+            "digits",
+            tuple(range(1, 13)),
+            (6, 12, 16, 24, 48),
+            "always the same",
+            _one_in(2),
+        ),
+        Task(
+            "modular-arithmetic",
+            _drawn(ModularArithmetic, "terms"),
+            "terms",
+            tuple(range(1, 6)),
+            (3, 5, 8, 12, 20),
+            "the last term, reckoned from 0",
+            _last_term,
+        ),
+        Task(
+            "adding",
+            _drawn(Adding, "length"),
+            "digits",
+            tuple(range(2, 11)),
+            (5, 10, 15, 20, 40),
+            "9, the most common sum",
+            _one_in(10),
+        ),
+        Task(
+            "agreement",
+            _drawn(Agreement, "fewest", "most"),
+            "nouns between subject and verb",
+            tuple(range(5)),
+            (1, 4, 8, 16, 32),
+            "always the same",
+            _one_in(2),
+            level="word",
+        ),
     )
 }
 """By name."""
@@ -184,6 +266,14 @@ class Probed:
         """Those on one task."""
         return tuple(trial for trial in self.trials if trial.task == task)
 
+    def lengths(self, task: str) -> tuple[int, ...]:
+        """That were asked of one task."""
+        return tuple(one.length for one in self.of(task)[0].by_length)
+
+    def guess(self, task: str) -> tuple[float, ...]:
+        """Share of the answers that a guess has right, at each of these lengths."""
+        return tuple(map(TASKS[task].guess, self.lengths(task)))
+
     def reach(self) -> dict[str, dict[str, int | None]]:
         """By family and task: the greatest length up to which nine of ten answers are right, none where not one is."""
         found: dict[str, dict[str, int | None]] = {trial.kind: {} for trial in self.trials}
@@ -194,7 +284,7 @@ class Probed:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
-        return asdict(self) | {"reach": self.reach()}
+        return asdict(self) | {"guess": {task: self.guess(task) for task in self.learned}, "reach": self.reach()}
 
 
 def probe(
@@ -211,7 +301,8 @@ def probe(
     """Train each family on each task, and ask it at all lengths.
 
     Args:
-        out: the folder of the trials; one that was finished there with the same settings is not done again.
+        out: the folder of the trials; one that was finished there with the same settings, by the same version, is not
+            done again.
         tasks: names of :data:`TASKS`; none: all.
         kinds: families; none: :data:`KINDS`.
         updates: of each training, 64 questions each.
@@ -220,40 +311,51 @@ def probe(
             answers 99 of 100 new questions of the learned lengths rightly; the rate with most right answers, the first
             of equals, is its rate for all tasks.
         seed: of questions and models.
-        on_trial: called after each.
+        on_trial: called after each, those by which families get their rates included.
 
     Raises:
-        UserError: there is no such task or family, a number is out of its range, or the folder holds trials of other
-            settings.
+        UserError: there is no such task or family, one is given twice, a number is out of its range, or the folder
+            holds trials of other settings or of another version.
         TrainingError: a family's training broke down, at every rate where there are several.
     """
-    chosen = [_known(name, tuple(TASKS), "task") for name in tasks] or list(TASKS)
-    families = [_known(kind, _askable(), "family") for kind in kinds] or list(KINDS)
+    chosen = _known(tasks, tuple(TASKS), "task") or list(TASKS)
+    families = _known(kinds, _askable(), "family") or list(KINDS)
     if updates < 1 or parameters < 1000:
         raise UserError(f"{updates} updates and {parameters} parameters; accepted: from 1, and from 1,000")
+    if not str(out):
+        raise UserError("the name of the folder is empty: name one for the trials")
     if not rates or not all(0 < rate < 1 for rate in rates):
         raise UserError(f"rates {', '.join(map(str, rates)) or 'none'}; accepted: one and more, between 0 and 1")
 
+    told = set()
+
     def trial(name: str, kind: str, *rates: float) -> Trial:
-        return _trial(Path(out), TASKS[name], kind, updates, parameters, rates, seed)
+        one = _trial(Path(out), TASKS[name], kind, updates, parameters, rates, seed)
+        if (name, kind) not in told:
+            told.add((name, kind))
+            on_trial(one)
+        return one
 
     trials = []
     for name in chosen:
         for kind in families:
             tried = tuple(rates)
             if name != TUNED_ON and len(tried) > 1:
-                best = trial(TUNED_ON, kind, *tried).learning_rate
+                is_counted = issubclass(model_config_class(kind), CountedConfig)
+                best = None if is_counted else trial(TUNED_ON, kind, *tried).learning_rate
                 tried = () if best is None else (best,)
             trials.append(trial(name, kind, *tried))
-            on_trial(trials[-1])
     learned = {name: max(TASKS[name].learned) for name in chosen}
     return Probed(updates, parameters, tuple(rates), learned, tuple(trials))
 
 
-def _known(name: str, accepted: tuple[str, ...], what: str) -> str:
-    if name not in accepted:
-        raise UserError(f"no {what} {name!r}{nearest(name, accepted)}")
-    return name
+def _known(names: Sequence[str], accepted: tuple[str, ...], what: str) -> list[str]:
+    for name in names:
+        if name not in accepted:
+            raise UserError(f"no {what} {name!r}{nearest(name, accepted)}")
+        if names.count(name) > 1:
+            raise UserError(f"{what} {name!r} is given {names.count(name)} times: give each once")
+    return list(names)
 
 
 def _askable() -> tuple[str, ...]:
@@ -271,7 +373,14 @@ def _trial(
     )
     dataset = prepare(data, TextConfig(), TokenizerConfig(level=task.level))
     model = settings_of(kind, dataset.tokenizer.size, parameters)
-    settings = {"model": model, "updates": updates, "rates": list(rates), "seed": seed, "text": dataset.sha256}
+    settings = {
+        "model": model,
+        "updates": updates,
+        "rates": list(rates),
+        "seed": seed,
+        "text": dataset.sha256,
+        "version": elman.__version__,
+    }
     folder = out / f"{task.name}-{kind}"
     if (done := _finished(folder / _RESULT, settings)) is not None:
         return done
@@ -361,31 +470,42 @@ def _different(task: Task, length: int, seed: int, count: int) -> list[Example]:
 
 
 def _finished(path: Path, settings: Mapping[str, Any]) -> Trial | None:
-    """What an earlier call has written, if it was for the same settings."""
+    """What an earlier call has written; refused if it is not of these settings."""
     try:
-        found = json.loads(path.read_text("utf-8"))
-        if found["settings"] != settings:
-            raise UserError(f"{path} is of other settings: give another --out, or the same settings")
+        found = json.loads(path.read_bytes())
+        if other := [name for name, value in settings.items() if found["settings"].get(name) != value]:
+            raise UserError(
+                f"{path} is of other settings ({', '.join(other)}): give another folder, or the same settings"
+            )
         by_length = tuple(AtLength(**one) for one in found["trial"].pop("by_length"))
+        if not all(0 <= one.accuracy <= 1 for one in by_length):
+            raise ValueError("accuracy")
         return Trial(**found["trial"], by_length=by_length)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise ModelFileError(f"{path} is damaged: remove it to do this trial again") from None
 
 
 def _write_corpus(path: Path, task: Task, seed: int) -> Path:
-    """As many examples of each length that is learned; written once."""
-    if not path.exists():
-        count = _LEARNED_EXAMPLES // len(task.learned)
-        lines = [
-            f"{question}\t{answer}\n" for length in task.learned for question, answer in task.draw(length, seed, count)
-        ]
-        order = np.random.default_rng(seed).permutation(len(lines))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, "".join(lines[index] for index in order.tolist()).encode())
+    """As many examples of each length that is learned; written once, and refused where others are there."""
+    count = _LEARNED_EXAMPLES // len(task.learned)
+    lines = [
+        f"{question}\t{answer}\n" for length in task.learned for question, answer in task.draw(length, seed, count)
+    ]
+    order = np.random.default_rng(seed).permutation(len(lines))
+    text = "".join(lines[index] for index in order.tolist()).encode()
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
+        is_whole = path.read_bytes() == text
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be written ({error.strerror}): give another folder") from None
+    if not is_whole:
+        raise ModelFileError(f"{path} holds other examples than were written there: remove it, or give another folder")
     return path
 
 
@@ -396,11 +516,15 @@ def settings_of(kind: str, vocab_size: int, parameters: int) -> dict[str, Any]:
         kind: of the model.
         vocab_size: V.
         parameters: the number wished for.
+
+    Raises:
+        UserError: no width that is tried comes near it.
     """
     section = model_config_class(kind)
     if issubclass(section, CountedConfig):
         return {"kind": kind}
     best: tuple[int, dict[str, Any]] | None = None
+    most = 0
     for size in _SIZES:
         settings: dict[str, Any] = {"kind": kind, "hidden_size": size}
         if issubclass(section, UniformStackConfig):
@@ -417,11 +541,16 @@ def settings_of(kind: str, vocab_size: int, parameters: int) -> dict[str, Any]:
             config = model_config(settings)
         except ValueError:
             continue  # a width that the heads do not divide
-        away = abs(model_class(config).predicted_num_parameters(config, vocab_size) - parameters)
+        most = max(most, number := model_class(config).predicted_num_parameters(config, vocab_size))
+        away = abs(number - parameters)
         if best is None or away < best[0]:
             best = away, settings
     if best is None:
         raise UserError(f"model.kind {kind!r} has no width up to {_SIZES[-1]} that can be taken here")
+    if parameters > 2 * most:
+        raise UserError(
+            f"{parameters:,} parameters; accepted for {kind}: up to {most:,}, which a width of {_SIZES[-1]} has"
+        )
     return best[1]
 
 

@@ -7,6 +7,7 @@ Shape letters: K tokens that were kept, U units.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,11 @@ def plan_for(num_tokens: int, num_units: int) -> Plan:
     return Plan(num_blocks * BLOCK, kept, num_blocks // 2)
 
 
+def read_in_words(given: int, read: int) -> str:
+    """How many tokens of those that were given were read."""
+    return f"{read:,} tokens" if read == given else f"{read:,} of {given:,} tokens, whole blocks of {BLOCK}"
+
+
 @dataclass(frozen=True)
 class Recording:
     """What was seen of a network while it read a text."""
@@ -112,9 +118,9 @@ def unit_of(specification: str, sizes: Mapping[str, int]) -> tuple[str, int]:
     part, _, number = specification.rpartition(":")
     if part not in sizes:
         raise UserError(
-            f"{specification!r} names no unit: this model has no {part!r}{nearest(part, sizes)}; give PART:NUMBER, "
-            f"such as {next(iter(sizes))}:0"
+            f"{specification[:100]!r} names no unit: this model has no {part[:100]!r}"
+            f"{nearest(part[:100], sizes)}; give PART:NUMBER, such as {next(iter(sizes))}:0"
         )
-    if not number.isdecimal() or int(number) >= sizes[part]:
-        raise UserError(f"{specification!r} names no unit: {part} has the units 0 to {sizes[part] - 1}")
+    if not re.fullmatch("[0-9]{1,9}", number) or int(number) >= sizes[part]:
+        raise UserError(f"{specification[:100]!r} names no unit: {part} has the units 0 to {sizes[part] - 1}")
     return part, int(number)

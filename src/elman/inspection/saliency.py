@@ -15,6 +15,7 @@ text, and the divergence of the two predictions is what is lost by not knowing i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from elman.judge import SplitName, find_subject
 from elman.models.contract import LanguageModel
 from elman.models.file import load_model
 from elman.models.state import State
-from elman.text.tokenizers import Tokenizer
+from elman.text.tokenizers import Tokenizer, never_seen
 from elman.translation import is_of_pairs
 
 Ids: TypeAlias = NDArray[integer[Any]]
@@ -97,6 +98,8 @@ class Saliency:
     attributions: tuple[Attribution, ...]
     horizon: Horizon | None
     """None for a single context."""
+    notices: tuple[str, ...] = ()
+    """What a reader of the figures should know about the text."""
 
     def by_distance(self, method: str) -> tuple[float, ...]:
         """Mean size of what the token at each distance adds, from distance 1, by one of ``METHODS``.
@@ -144,7 +147,7 @@ def inspect_saliency(
     network, tokenizer = bundle.network, bundle.tokenizer
     if is_of_pairs(bundle) or isinstance(network.config, Seq2SeqConfig):
         raise UserError("saliency reads running text, and this model was trained on pairs: give a model of one text")
-    if length < 2 or num_places < 1 or max_distance < 1 or threshold < 0:
+    if length < 2 or num_places < 1 or max_distance < 1 or not 0 <= threshold < math.inf:
         raise UserError("--length is 2 and more, --places and --max-distance 1 and more, --threshold 0 and more")
     if prompt is not None:
         if text is not None or split is not None:
@@ -160,6 +163,7 @@ def inspect_saliency(
         split=subject.split,
         attributions=attributions(network, tokenizer, chosen),
         horizon=memory_horizon(network, tokens, threshold=threshold, max_distance=max_distance),
+        notices=subject.notices,
     )
 
 
@@ -167,6 +171,8 @@ def _prompted(network: LanguageModel, tokenizer: Tokenizer, prompt: str, length:
     """The end of a prompt, with the most probable next token for a target."""
     if not prompt:
         raise TextError("the prompt is empty: there is nothing that a prediction could rest on")
+    if missing := tokenizer.unknown_characters(prompt):
+        raise TextError(f"the prompt holds {never_seen(missing)}: take them out")
     tokens = np.concatenate([[tokenizer.boundary_id], tokenizer.encode(prompt)])
     length = min(length, len(tokens))
     before_BT = torch.from_numpy(tokens[None, :-length]).to(network.device)

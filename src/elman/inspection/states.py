@@ -5,6 +5,9 @@ states lie on a line, as many as units where they spread alike in all directions
 (Strobelt et al. 2018, https://arxiv.org/abs/1606.07461): the units that are on throughout a span, and were not before
 it, are looked for elsewhere. A unit counts as on where it is half a deviation above its mean.
 
+The state begins at zero and takes a while to get where it stays, far from all that comes later: map and dimension leave
+the beginning of the text out.
+
 Shape letters: K tokens that were kept, M moments, U units, P the moments shown against each other.
 """
 
@@ -29,11 +32,13 @@ from elman.inspection.recording import Ids, Plan, Values, plan_for, record
 from elman.inspection.selectivity import BLOCK
 from elman.judge import SplitName, find_subject
 from elman.models.file import Bundle
-from elman.text.tokenizers import Tokenizer
+from elman.text.tokenizers import Tokenizer, never_seen
 
 Method: TypeAlias = Literal["pca", "tsne", "umap"]
 
 _MAX_MOMENTS = 1000
+_WARM_UP = 512
+"""Tokens at the beginning of a text that are left out; a quarter of it at most."""
 _SIDE_BY_SIDE = 60
 _NUM_ALIKE = 8
 _APART = 20
@@ -67,7 +72,8 @@ class Alike:
     at: str
     after: str
     similarity: float
-    """Of moments the cosine of the centred states; of spans the share of the units that are on."""
+    """Of moments the cosine of the centred states; of spans the share of the units that are on, in the mean, times the
+    ratio of the lengths, the shorter by the longer."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,18 @@ class States:
     kind: str
     part: str
     """What the map and the similarities are of; ``all`` for everything that is carried."""
+    given: int
+    """Tokens of the text, as many as were allowed."""
     tokens: int
+    """Read of them: whole blocks."""
+    warm_up: int
+    """Tokens at the beginning that are in no dimension, and not on the map unless they are side by side."""
+    spread: int
+    """Moments, evenly spaced over the others, that the dimensions are of."""
     method: Method
     dimensions: tuple[Dimension, ...]
     moments: tuple[Moment, ...]
-    """Evenly spaced ones, and the tokens side by side."""
+    """Those, and the tokens side by side."""
     side_by_side_texts: tuple[str, ...]
     side_by_side: tuple[tuple[float, ...], ...]
     """Cosines of the centred states after some tokens in a row, each with each."""
@@ -105,6 +118,8 @@ class States:
     span_units: tuple[int, ...]
     """Those that are on throughout the chosen span and not before it."""
     alike_spans: tuple[Alike, ...]
+    notices: tuple[str, ...] = ()
+    """What a reader of the figures should know about the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -145,7 +160,7 @@ def inspect_states(
     subject = find_subject(where, bundle, text, split=split, cell=cell)
     tokens = first_tokens(subject.tokens.tokens, max_tokens)
     found = states_along(bundle, tokens, part=part, span=span, method=method, seed=seed)
-    return replace(found, corpus=subject.corpus, split=subject.split)
+    return replace(found, corpus=subject.corpus, split=subject.split, notices=subject.notices)
 
 
 def states_along(
@@ -165,11 +180,15 @@ def states_along(
     start, end = _find(span, tokens[: plan.num_tokens], bundle.tokenizer, plan)
     values = record(bundle.network, tokens, list(sizes), plan).values
     values_KU = np.concatenate(list(values.values()), axis=1) if part is None else values[part]
-    centred_KU = values_KU - values_KU.mean(0)
+    warm_up = min(_WARM_UP, plan.num_tokens // 4)
+    first_warm = int(np.searchsorted(plan.positions, warm_up))
+    centred_KU = values_KU - values_KU[first_warm:].mean(0)
     first_row, last_row = int(np.searchsorted(plan.positions, start)), int(np.searchsorted(plan.positions, end - 1))
     row_P = first_row + np.arange(min(_SIDE_BY_SIDE, plan.num_kept - first_row))
-    spread = np.linspace(0, plan.num_kept - 1, min(plan.num_kept, _MAX_MOMENTS)).astype(np.int64)
-    rows_M = np.union1d(spread, row_P)
+    spread_M = np.linspace(first_warm, plan.num_kept - 1, min(plan.num_kept - first_warm, _MAX_MOMENTS)).astype(
+        np.int64
+    )
+    rows_M = np.union1d(spread_M, row_P)
     map_M2 = _project(centred_KU[rows_M], method, seed)
     unit_KU = centred_KU / np.maximum(np.linalg.norm(centred_KU, axis=1, keepdims=True), 1e-12)
     texts = list(texts_of(tokens[: plan.num_tokens], bundle.tokenizer))
@@ -180,9 +199,12 @@ def states_along(
         split="text",
         kind=bundle.network.config.kind,
         part=part or "all",
+        given=len(tokens) - 1,
         tokens=plan.num_tokens,
+        warm_up=warm_up,
+        spread=len(spread_M),
         method=method,
-        dimensions=tuple(_dimension(name, values[name][rows_M]) for name in sizes),
+        dimensions=tuple(_dimension(name, values[name][spread_M]) for name in sizes),
         moments=tuple(
             Moment(position, texts[position] or "", _what(texts[position]), float(x), float(y))
             for position, (x, y) in zip(plan.positions[rows_M].tolist(), map_M2, strict=True)
@@ -255,9 +277,11 @@ def _find(span: str | None, tokens: Ids, tokenizer: Tokenizer, plan: Plan) -> tu
     if span is None:
         start = int(plan.kept_blocks[len(plan.kept_blocks) // 2]) * BLOCK
         return start, start + _DEFAULT_SPAN
-    wanted = tokenizer.encode(span, unknown="skip")
+    if missing := tokenizer.unknown_characters(span):
+        raise TextError(f"the span holds {never_seen(missing)}: give some words of the text without")
+    wanted = tokenizer.encode(span)
     if not len(wanted):
-        raise TextError(f"the span {span!r} holds nothing that the model knows: give some words of the text")
+        raise TextError("the span is empty: give some words of the text")
     is_kept = np.zeros(len(tokens), bool)
     is_kept[plan.positions] = True
     for start in np.flatnonzero(tokens == wanted[0]).tolist():
@@ -293,7 +317,7 @@ def _nearest(unit_KU: Values, row: int, plan: Plan) -> list[tuple[int, float]]:
 
 
 def _match(values_KU: Values, plan: Plan, start: int, end: int) -> tuple[tuple[int, ...], list[tuple[int, int, float]]]:
-    """The units that tell a span, and the other spans in which most of them are on: start, end, share."""
+    """The units that tell a span, and the other spans in which most of them are on: start, end, likeness."""
     first = int(np.searchsorted(plan.positions, start))
     length = end - start
     is_on_KU = values_KU > values_KU.mean(0) + _ON_DEVIATIONS * values_KU.std(0)
@@ -313,6 +337,6 @@ def _match(values_KU: Values, plan: Plan, start: int, end: int) -> tuple[tuple[i
         if first <= rows[-1] and rows[0] < first + length:
             continue  # the chosen span itself
         fit = min(len(rows), length) / max(len(rows), length)
-        spans.append((fit * share_K[rows].mean(), int(plan.positions[rows[0]]), len(rows), float(share_K[rows].mean())))
+        spans.append((fit * float(share_K[rows].mean()), int(plan.positions[rows[0]]), len(rows)))
     best = sorted(spans, reverse=True)[:_NUM_ALIKE]
-    return tuple(units.tolist()), [(position, position + size, share) for _, position, size, share in best]
+    return tuple(units.tolist()), [(position, position + size, alike) for alike, position, size in best]

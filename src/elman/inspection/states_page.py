@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from elman.inspection.recording import read_in_words
 from elman.inspection.states import Alike, States
 from elman.page import COLOURS, Page, new_figure
 
@@ -22,13 +23,22 @@ def states_page(found: States) -> Page:
     what = "all that it carries" if found.part == "all" else f"its part {found.part}"
     page = Page(
         f"The states of this {found.kind}",
-        f"Read: {found.tokens:,} tokens of {where}. Map and similarities are of {what}.",
+        f"Read: {where}, {read_in_words(found.given, found.tokens)}. Map and similarities are of {what}.",
     )
-    page.section("Map", f"Each point is the state after one token, by {_METHODS[found.method]}.")
-    page.figure(_map(found), "Coloured by what the token was. The line joins the tokens in a row that are shown below.")
+    page.section(
+        "Map",
+        f"Each point is the state after one token, by {_METHODS[found.method]}: {found.spread:,} tokens, evenly spaced "
+        f"after the first {found.warm_up:,}, in which the state leaves the zeros that it begins with.",
+    )
+    page.figure(
+        _map(found),
+        "Coloured by what the token was. The black line goes along the tokens in a row that are shown below, from the "
+        "square to the cross.",
+    )
     page.section(
         "Dimension",
-        "The effective dimension is the participation ratio: as many directions as would share the variance equally.",
+        "The effective dimension is the participation ratio: as many directions as would share the variance equally. "
+        f"It is that of the same {found.spread:,} states.",
     )
     page.table(
         ["part", "units", "effective dimension", "variance along the first axis", "along the first ten"],
@@ -43,7 +53,11 @@ def states_page(found: States) -> Page:
     page.table(["before", "here", "after", "cosine"], _rows([found.span, *found.alike_moments]))
     page.section("Similar spans", _spans_in_words(found))
     if found.alike_spans:
-        page.table(["before", "span", "after", "units on"], _rows([found.span, *found.alike_spans]))
+        page.table(
+            ["before", "span", "after", "alike"],
+            _rows([found.span, *found.alike_spans]),
+            "Alike: the share of these units that are on, times the ratio of the lengths, the shorter by the longer.",
+        )
     return page
 
 
@@ -61,7 +75,9 @@ def _map(found: States) -> Figure:
     figure, axes = new_figure(height=5.0)
     path = range(found.span.start, found.span.start + len(found.side_by_side))
     along = [moment for moment in found.moments if moment.position in path]
-    axes.plot([m.x for m in along], [m.y for m in along], color="#88888888", linewidth=1, zorder=1)
+    axes.plot([m.x for m in along], [m.y for m in along], color="#222222", linewidth=0.9, zorder=3)
+    for end, marker in ((along[0], "s"), (along[-1], "X")):
+        axes.plot(end.x, end.y, marker, color="#222222", markeredgecolor="#ffffff", markersize=8, zorder=4)
     kinds = sorted({moment.what for moment in found.moments})
     for kind, colour in zip(kinds, COLOURS, strict=False):
         own = [moment for moment in found.moments if moment.what == kind]
@@ -79,7 +95,7 @@ def _heatmap(found: States) -> Figure:
     colours = LinearSegmentedColormap.from_list("alike", [COLOURS[0], "#ffffff", COLOURS[1]])
     axes.imshow(np.array(found.side_by_side), cmap=colours, vmin=-1, vmax=1)
     places = range(len(found.side_by_side_texts))
-    labels = [_visible(text).replace("$", r"\$") for text in found.side_by_side_texts]
+    labels = [_visible(text) for text in found.side_by_side_texts]
     axes.set_xticks(places, labels, fontsize=6)
     axes.set_yticks(places, labels, fontsize=6)
     axes.grid(False)

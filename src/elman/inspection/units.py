@@ -11,6 +11,7 @@ Shape letters: K tokens that were kept, U units, L labels, T time, N blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.errors import TextError
+from elman.errors import TextError, UserError
 from elman.inspection.intervention import Hold, held_parts, intervene
 from elman.inspection.labels import LABELS, Given, Label, Labeller, Matched, Scanned, governed, label_lines, texts_of
 from elman.inspection.predictions import first_tokens, load_plain
@@ -46,8 +47,9 @@ Interval = tuple[float, float]
 
 _UNTRAINED_SEEDS = (0, 1, 2)
 _RANDOM_UNITS = 30
-_MIN_VARIED = 20
-"""Tokens in each half that differ in a label from the others; a label that varies less is not looked for."""
+_MIN_VARIED, _MIN_PLACES = 20, 5
+"""Tokens in each half that differ in a label from the others, and places where such tokens stand in a row; a label that
+has fewer is not looked for."""
 _HELD_TOKENS = 4096
 _SHOWN_TOKENS = 500
 _NUM_PASSAGES = 5
@@ -58,7 +60,7 @@ _RIDGE = 1e-2
 
 @dataclass(frozen=True)
 class Passage:
-    """A place at which a unit is excited."""
+    """A place at which a unit is high, or low."""
 
     position: int
     """Of the token, in the text."""
@@ -108,6 +110,7 @@ class Claim:
     profile: tuple[tuple[float, float], ...]
     """Of a graded label: its values, and the mean of the unit at each."""
     passages: tuple[Passage, ...]
+    """Where it tells the label most: the highest values, the lowest where low ones tell it."""
 
     @property
     def beats_untrained(self) -> bool:
@@ -168,6 +171,13 @@ class Shown:
     values: tuple[float, ...]
     """After each token of the passage."""
     passages: tuple[Passage, ...]
+    """Where it is highest."""
+    is_asked: bool
+    """Whether it was asked for, and not only found."""
+
+    def rounded(self, value: float) -> float:
+        """A value to a thousandth of the scale: what is less is no more than rounding."""
+        return round(value, 3 - math.floor(math.log10(self.scale))) + 0.0
 
 
 @dataclass(frozen=True)
@@ -177,8 +187,10 @@ class Units:
     corpus: str
     split: str
     kind: str
+    given: int
+    """Tokens of the text, as many as were allowed."""
     tokens: int
-    """Read."""
+    """Read of them: whole blocks."""
     kept: int
     """Of them, those that the search looked at; all where they fit into memory."""
     claims: tuple[Claim, ...]
@@ -186,9 +198,11 @@ class Units:
     probes: tuple[Probe, ...]
     health: tuple[Health, ...]
     absent: tuple[str, ...]
-    """Labels that hardly occur in one half of the text, or nearly always do."""
+    """Labels that hardly vary in one half of the text: too little to be judged."""
     shown_texts: tuple[str, ...]
     shown: tuple[Shown, ...]
+    notices: tuple[str, ...] = ()
+    """What a reader of the figures should know about the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it by name, ready for JSON."""
@@ -236,7 +250,7 @@ def inspect_units(
         max_tokens=max_tokens,
         seed=seed,
     )
-    return replace(found, corpus=subject.corpus, split=subject.split)
+    return replace(found, corpus=subject.corpus, split=subject.split, notices=subject.notices)
 
 
 def find_units(
@@ -254,7 +268,8 @@ def find_units(
     parts = held_parts(network)
     asked = [unit_of(unit, watchable(network)) for unit in units]
     labellers = _labellers(labels, label_file, len(tokens) - 1)
-    plan = plan_for(len(first_tokens(tokens, max_tokens)) - 1, sum(parts.values()))
+    given = len(first_tokens(tokens, max_tokens)) - 1
+    plan = plan_for(given, sum(parts.values()))
     tokens = tokens[: plan.num_tokens + 1]
     chosen_labels, values_KL, absent = _label(tokens, tokenizer, labellers, plan, required=bool(labels or label_file))
     recording = record(network, tokens, [*parts, *(part for part, _ in asked if part not in parts)], plan)
@@ -268,11 +283,12 @@ def find_units(
     claims = _claims(tokenizer, tokens, plan, recording, search, chosen, untrained.best_sums, held)
     probes = tuple(search.probe(index, own, untrained.values, rng) for index in range(len(chosen_labels)))
     wanted = list(dict.fromkeys([*asked, *((claim.part, claim.unit) for claim in one_each(claims))]))
-    texts, shown = _show(bundle, tokens, plan, recording, wanted)
+    texts, shown = _show(bundle, tokens, plan, recording, wanted, asked)
     return Units(
         corpus="",
         split="text",
         kind=network.config.kind,
+        given=given,
         tokens=plan.num_tokens,
         kept=plan.num_kept,
         claims=claims,
@@ -292,6 +308,9 @@ def _labellers(labels: Sequence[str], label_file: str | Path | None, num_tokens:
     labellers += [Matched(label) for label in labels if "=" in label]
     if label_file is not None:
         labellers.append(Given(label_file, num_tokens))
+    names = [label.name for labeller in labellers for label in labeller.labels]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two labels have the name {twice[0]!r}: give each another, and none twice")
     return labellers
 
 
@@ -310,14 +329,13 @@ def _label(
     halves = values_KL[: plan.middle_row], values_KL[plan.middle_row :]
     there = []
     for index, label in enumerate(labels):
-        # All but those of the most common value.
-        varied = [len(half) - np.unique(half[:, index], return_counts=True)[1].max() for half in halves]
-        if min(varied) >= _MIN_VARIED:
+        if all(_varies(half[:, index]) for half in halves):
             there.append(index)
         elif required:
             raise TextError(
                 f"there is nothing to learn about {label.words} ({label.name}) from this text: in each half "
-                f"{_MIN_VARIED} tokens or more must differ in it from the others; give another text or label"
+                f"{_MIN_VARIED} tokens or more, in {_MIN_PLACES} places or more, must differ in it from the others; "
+                "give another text or label"
             )
     if not there:
         raise TextError(
@@ -325,6 +343,14 @@ def _label(
         )
     absent = tuple(label.name for index, label in enumerate(labels) if index not in there)
     return [labels[index] for index in there], values_KL[:, there], absent
+
+
+def _varies(labels_K: Values) -> bool:
+    """Whether enough tokens, in enough places, have another value than the most common one."""
+    _, which_K, counts = np.unique(labels_K, return_inverse=True, return_counts=True)
+    differs_K = which_K != counts.argmax()
+    num_places = np.count_nonzero(differs_K & ~np.append(False, differs_K[:-1]))
+    return bool(differs_K.sum() >= _MIN_VARIED and num_places >= _MIN_PLACES)
 
 
 class _Search:
@@ -433,7 +459,10 @@ class _Held:
         """In each part, units of chance and the rows in which they are held at their means."""
         for index, of_label in enumerate(chosen):
             label_K = search.first_KL[:, index]
-            is_true_K = label_K > (np.median(label_K) if search.labels[index].is_graded else 0)
+            middle = np.median(label_K) if search.labels[index].is_graded else 0
+            is_true_K = label_K > middle
+            if not is_true_K.any():  # most of it is the highest there is
+                is_true_K = label_K >= middle
             for part, one in of_label.items():
                 self._rows[index, part] = len(holds) + 1
                 values_K = values[part][:, one.unit]
@@ -551,7 +580,12 @@ def one_each(claims: Sequence[Claim]) -> list[Claim]:
 
 
 def _show(
-    bundle: Bundle, tokens: Ids, plan: Plan, recording: Recording, wanted: Sequence[tuple[str, int]]
+    bundle: Bundle,
+    tokens: Ids,
+    plan: Plan,
+    recording: Recording,
+    wanted: Sequence[tuple[str, int]],
+    asked: Sequence[tuple[str, int]],
 ) -> tuple[tuple[str, ...], tuple[Shown, ...]]:
     """The texts of the first tokens of the second half, and some units along them."""
     piece = tokens[plan.middle : plan.middle + _SHOWN_TOKENS + 1]
@@ -562,9 +596,8 @@ def _show(
         values_K = recording.values[part][:, unit]
         along = [value for one in pieces for value in one.values[part][:, unit].tolist()]
         scale = float(np.quantile(np.abs(values_K), 0.99)) or 1.0
-        shown.append(
-            Shown(part, unit, scale, tuple(along), _passages(bundle.tokenizer, tokens, plan, values_K, sign=1))
-        )
+        passages = _passages(bundle.tokenizer, tokens, plan, values_K, sign=1)
+        shown.append(Shown(part, unit, scale, tuple(along), passages, (part, unit) in asked))
     return tuple(text or "" for text in texts_of(piece[:-1], bundle.tokenizer)), tuple(shown)
 
 

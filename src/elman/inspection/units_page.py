@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from elman.inspection.recording import read_in_words
 from elman.inspection.units import Claim, Passage, Shown, Units, one_each
 from elman.page import COLOURS, Page, Piece, new_figure, shown
 
@@ -18,7 +19,8 @@ def units_page(found: Units) -> Page:
     where = "the text" if found.split == "text" else f"the {found.split} part of {found.corpus}"
     page = Page(
         f"What the units of this {found.kind} follow",
-        f"Read: {found.tokens:,} tokens of {where}. Every unit was chosen on the first half and scored on the second.",
+        f"Read: {where}, {read_in_words(found.given, found.tokens)}. Every unit was chosen on the first half "
+        "and scored on the second.",
     )
     page.section("The claims", _METHOD)
     best = max((claim.score for claim in holding), default=None)
@@ -54,7 +56,7 @@ def units_page(found: Units) -> Page:
         "in nats, with the unit held at its mean. Random: the same for other units of the part.",
     )
     if found.absent:
-        page.text(f"Not looked for, because the text hardly has them: {', '.join(found.absent)}.")
+        page.text(f"Not looked for, because there is too little of it in the text to judge: {', '.join(found.absent)}.")
     by_unit = {(one.part, one.unit): one for one in found.shown}
     told: set[tuple[str, int]] = set()
     for claim in firsts:
@@ -64,7 +66,7 @@ def units_page(found: Units) -> Page:
         if key not in told:
             page.section(f"Unit {one.unit} of {one.part}", "Asked for.")
             _colour(page, one, found.shown_texts)
-            _passages(page, one.passages)
+            _passages(page, one.passages, one)
     _probes(page, found)
     page.section("Units that say nothing", "Dead: hardly moving. Saturated: at an end of their range nearly always.")
     page.table(
@@ -128,7 +130,7 @@ def _tell(page: Page, claim: Claim, along: Shown, texts: Sequence[str]) -> None:
         axes.set_xlabel(claim.words)
         axes.set_ylabel("mean of the unit")
         page.figure(figure, "The unit against what it follows.")
-    _passages(page, claim.passages)
+    _passages(page, claim.passages, along, claim.sign)
 
 
 def _in_words(claim: Claim) -> str:
@@ -156,11 +158,18 @@ def _colour(page: Page, along: Shown, texts: Sequence[str]) -> None:
     page.coloured(pieces, "low", "high", f"Unit {along.unit} of {along.part} after each token of the held-out half.")
 
 
-def _passages(page: Page, passages: Sequence[Passage]) -> None:
+def _passages(page: Page, passages: Sequence[Passage], along: Shown, sign: int = 1) -> None:
     rows = [
-        (_visible(one.before), _visible(one.at).replace(" ", "␣"), _visible(one.after), one.value) for one in passages
+        (
+            _visible(one.before),
+            _visible(one.at).replace(" ", "␣"),
+            _visible(one.after),
+            along.rounded(one.value),
+        )
+        for one in passages
     ]
-    page.table(["before", "here", "after", "value"], rows, "Where it is most excited, in all of the text.")
+    where = "highest in all of the text" if sign > 0 else "lowest in all of the text: low values tell the label"
+    page.table(["before", "here", "after", "value"], rows, f"Where it is {where}.")
 
 
 def _visible(text: str) -> str:

@@ -167,6 +167,7 @@ def places(
     last = min(len(tokens), within) - length - 1
     if last < 0:
         raise TextError(f"the text has {len(tokens)} tokens, {length} in a row and one more are looked at: give more")
+    count = min(count, last + 1)
     starts = sorted({round(last * index / max(1, count - 1)) for index in range(count)})
     state, position = network.initial_state(1), 0
     states = []

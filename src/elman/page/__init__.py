@@ -8,8 +8,8 @@
     page.figure(figure, "Loss while it trained. Lower is better.")
     page.write(Path("report.html"))
 
-Whatever is shown is escaped. The page fetches nothing, runs no script and carries no date, so that the same results
-give the same file.
+Whatever is shown is escaped, and nothing in it changes the direction of what follows. The page fetches nothing, runs no
+script and carries no date, so that the same results give the same file.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elman.errors import UserError
 from elman.files import write_atomically
+from elman.visible import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +35,7 @@ COLOURS = ("#3b6fb6", "#d1662c", "#3f8f5b", "#8a5aa8", "#b3415a", "#7a6a4f", "#3
 """Of the lines of a picture, in this order; told apart by lightness too."""
 _SHADES = 12
 """Steps on either side of the middle of a scale in coloured text."""
+_BREAK = "↵"
 _SHORT = 24
 """Characters of a cell that may keep its line to itself."""
 _NUMBER = r"[-+]?\d[\d,.]*(?:e[-+]\d+)?%?"
@@ -112,16 +114,20 @@ class Page:
         """Add a text whose pieces are coloured by their values.
 
         Args:
-            pieces: the text in order; line breaks are kept.
+            pieces: the text in order. Line breaks are kept; a sign before each shows the colour and note of its piece.
             low: what -1 means, blue; empty where no value is below 0.
             high: what 1 means, orange.
             caption: above the text.
         """
-        runs = []
+        runs, line_break = [], ""
         # Neighbours that look alike become one element: a page of a long text stays small.
         for (shade, note), group in groupby(pieces, key=lambda piece: (_shade(piece.value), piece.note)):
-            runs.append({"shade": shade, "note": note, "text": "".join(piece.text for piece in group)})
-        self._add("coloured", runs=runs, low=low, high=high, caption=caption)
+            text = "".join(piece.text for piece in group)
+            if (shade or note) and "\n" in text:
+                # A break alone has no surface that a colour could be painted on, or a pointer rest on.
+                text, line_break = text.replace("\n", f"{_BREAK}\n"), _BREAK
+            runs.append({"shade": shade, "note": note, "text": text})
+        self._add("coloured", runs=runs, low=low, high=high, caption=caption, line_break=line_break)
 
     def columns(self, texts: Mapping[str, str], summary: str = "") -> None:
         """Add several texts side by side, each under its name; one below the other where there is no room.
@@ -141,7 +147,12 @@ class Page:
 
         loader = PackageLoader("elman.page", "")
         environment = Environment(
-            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+            loader=loader,
+            autoescape=True,
+            finalize=_cleaned,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
         )
         template = environment.get_template("page.html")
         sections = [block for block in self._blocks if block["kind"] == "section"]
@@ -153,6 +164,21 @@ class Page:
             write_atomically(path, self.html().encode())
         except OSError as error:
             raise UserError(f"{path}: the page cannot be written ({error.strerror}); name another file") from None
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of this kind, by its beginning."""
+    template = Path(__file__).with_name("page.html").read_bytes()
+    beginning = template[: template.index(b"{{")]
+    with path.open("rb") as file:
+        return file.read(len(beginning)) == beginning
+
+
+def _cleaned(value: Any) -> Any:
+    """What stands in a page for a value; pictures, which are markup, are clean already."""
+    from markupsafe import Markup
+
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def shown(value: object) -> str:
@@ -229,6 +255,8 @@ def _svg(figure: Figure) -> str:
     import matplotlib
 
     out = io.StringIO()
+    _scale_what_there_is(figure)
+    _read_no_formulas(figure)
     # Text stays text: small, searchable, in the reader's font. A fixed salt, no date: the same picture, the same file.
     with (
         matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "elman", "font.family": "sans-serif"}),
@@ -237,7 +265,26 @@ def _svg(figure: Figure) -> str:
         # Letters that the fonts of this machine lack are drawn by the reader's browser.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub(r"[ \t]+$", "", out.getvalue(), flags=re.MULTILINE)
+    return re.sub(r"[ \t]+$", "", clean(out.getvalue()), flags=re.MULTILINE)
+
+
+def _scale_what_there_is(figure: Figure) -> None:
+    """Make a logarithmic axis on which nothing has a place, zeros and gaps alone, a plain one."""
+    for axes in figure.axes:
+        for axis, set_scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+            if axis.get_scale() == "log" and not math.isfinite(axis.get_minpos()):
+                set_scale("linear")
+
+
+def _read_no_formulas(figure: Figure) -> None:
+    """Take names as they are, dollar signs too: only the powers of ten on a logarithmic axis are formulas."""
+    from matplotlib.text import Text
+
+    logarithmic = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() != "linear"]
+    ticks = [tick for axis in logarithmic for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
+    powers = {label for tick in ticks for label in (tick.label1, tick.label2)}
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in powers)
 
 
 def _inline_svg(figure: Figure, name: str) -> Any:

@@ -198,7 +198,9 @@ def decoded(file: InputFile, config: TextConfig, tally: Counter[str]) -> Iterato
             offset = num_bytes - held_back + error.start
             raise TextError(_undecodable(file, config.encoding, offset, error.object[error.start])) from None
         except UnicodeError as error:
-            raise TextError(f"{file.name} is not {config.encoding}: {error}; choose with --text.encoding") from None
+            raise TextError(
+                f"{file.name} is not {config.encoding}: {error}; convert it, or train with its --text.encoding"
+            ) from None
         num_bytes += len(block)
         if at_start and text:
             at_start = False
@@ -212,7 +214,8 @@ def _refuse_wide_encodings(head: bytes, file: InputFile) -> None:
     for mark, encoding in _WIDE_BOMS:
         if head.startswith(mark):
             raise TextError(
-                f"{file.name} begins with the byte order mark of {encoding.upper()}; give --text.encoding {encoding}"
+                f"{file.name} begins with the byte order mark of {encoding.upper()}: convert it to UTF-8, or train "
+                f"with --text.encoding {encoding}"
             )
 
 
@@ -234,9 +237,11 @@ def _undecodable(file: InputFile, encoding: str, offset: int, byte: int) -> str:
             return f"{file.name} looks like {what}, not text; name the text files alone, as by 'folder/**/*.txt'"
     where = f"{file.name}: byte {byte:#04x} at offset {offset}, line {1 + (line_feeds or returns)}, is not {encoding}"
     if b"\0" in head:
-        return f"{where}; it looks like a binary file: leave it out, or model its bytes (--tokenizer.level byte)"
+        return f"{where}; it looks like a binary file: leave it out, or train on its bytes (--tokenizer.level byte)"
     other = "cp1252" if codecs.lookup(encoding).name in _UTF8_NAMES else "utf-8"
-    return f"{where}; give its encoding (--text.encoding {other}), or model its bytes (--tokenizer.level byte)"
+    return (
+        f"{where}; convert it, or train with its encoding (--text.encoding {other}) or bytes (--tokenizer.level byte)"
+    )
 
 
 def with_line_feeds(text: str, tally: Counter[str]) -> str:

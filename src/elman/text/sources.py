@@ -141,6 +141,8 @@ def open_files(data: DataConfig, text: TextConfig, *, raw: bool = False, names: 
     if not data.corpus or data.corpus.count("-") > 1:
         raise ConfigError("data.corpus must name at least one file, and '-' at most once")
     for spec in data.corpus:
+        if not spec:
+            raise ConfigError("a name in data.corpus is empty; accepted: files, folders, globs and '-'")
         refuse_wild_name(spec)
     name = data.corpus[0] + (f" and {len(data.corpus) - 1} more" if len(data.corpus) > 1 else "")
     try:
@@ -419,7 +421,7 @@ class _FileSource(Source):
         if tally["nul"] * 5 > tally["bytes"]:
             said.append(
                 f"{tally['nul']} of {tally['bytes']} bytes are NUL; if the text is UTF-16, "
-                "give --text.encoding utf-16-le"
+                "convert it, or train with --text.encoding utf-16-le"
             )
         return said
 

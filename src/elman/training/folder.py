@@ -87,15 +87,17 @@ class Run:
         return self.path / MODEL_FILE
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """What the log holds, from the start; a line that a crash or a full disk has cut is left out."""
+        """What the log holds, from the start; a line that is no record, cut by a crash or a full disk, is left out."""
         if not self.metrics.is_file():  # be it missing, or a device without an end
             return
         with self.metrics.open(encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
                 try:
-                    yield json.loads(line)
-                except ValueError:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
                     continue
+                if isinstance(record, dict) and "kind" in record:
+                    yield record
 
     @property
     def origin(self) -> Origin | None:

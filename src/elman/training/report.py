@@ -67,17 +67,6 @@ def model_sha256(run: Run) -> str | None:
         return None
 
 
-def legible(text: str) -> str:
-    """Text that may stand in a page: bytes that are no characters as U+FFFD, control characters as their pictures."""
-    return "".join(map(_legible, text))
-
-
-def _legible(character: str) -> str:
-    if "\ud800" <= character <= "\udfff":
-        return "\ufffd"
-    return character if character >= " " or character in "\n\t" else chr(0x2400 + ord(character))
-
-
 def in_plain_powers(axes: Axes) -> None:
     """A logarithmic scale upwards, whose numbers are written out, and few of them."""
     from matplotlib.ticker import LogLocator
@@ -236,7 +225,7 @@ class _Report:
             if not worth and nats is not None:
                 worth = f", {nats:.3f} nats per {self._unit} held out"
             page.text(f"After {update:,} updates{worth}:")
-            page.columns({_heading(one): legible(one["prompt"] + one["text"]) for one in stages[update]})
+            page.columns({_heading(one): one["prompt"] + one["text"] for one in stages[update]})
 
     def _temperatures(self, page: Page) -> None:
         drawn = self._judged.get("temperatures")
@@ -261,24 +250,24 @@ class _Report:
                 for one in drawn
             ],
         )
-        page.columns({one["name"]: legible(one["text"]) for one in drawn if one["text"]})
+        page.columns({one["name"]: one["text"] for one in drawn if one["text"]})
 
     def _settings_and_corpus(self, page: Page) -> None:
         environment = self._environment
         page.section("The text")
         counts = environment.get("tokens", {})
-        rows: list[tuple[object, object]] = [("corpus", legible(str(environment.get("corpus", "–"))))]
+        rows: list[tuple[object, object]] = [("corpus", str(environment.get("corpus", "–")))]
         rows += [(f"{self._unit}s, {part} part", f"{count:,}") for part, count in counts.items()]
         rows += [("different tokens", f"{environment['vocabulary']:,}")] if "vocabulary" in environment else []
         sha256 = str(environment.get("corpus_sha256", ""))
         page.table(["", ""], [*rows, ("SHA-256", f"{sha256[:32]} {sha256[32:]}")])
         for message in dict.fromkeys(self._history.messages):
-            page.text(f"Note: {legible(message)}")
+            page.text(f"Note: {message}")
         page.section("Settings", "Those that differ from the defaults of this kind of model.")
         changed = _changed(self._settings)
         if changed:
             page.table(["setting", "value", "default"], changed)
-        page.fold("All settings (run.toml)", legible((self._run.path / "run.toml").read_text("utf-8")))
+        page.fold("All settings (run.toml)", (self._run.path / "run.toml").read_text("utf-8"))
         page.section("Machine")
         libraries = environment.get("libraries", {})
         known = ("elman", "python", "system", "machine", "cpus", "threads", "cpu_capability", "device")
@@ -370,7 +359,7 @@ def _changed(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             default = defaults.get(section, {}).get(name) if name else defaults.get(section)
             if value != default and name != "kind":
                 where = f"{section}.{name}" if name else section
-                rows.append((where, legible(_plain(value)), "–" if default is None else _plain(default)))
+                rows.append((where, _plain(value), "–" if default is None else _plain(default)))
     return rows
 
 
@@ -392,7 +381,7 @@ def _plain(value: object) -> str:
 
 
 def _heading(sample: Mapping[str, Any]) -> str:
-    prompt = f", after {legible(sample['prompt']).strip()!r}" if sample["prompt"].strip() else ""
+    prompt = f", after {sample['prompt'].strip()!r}" if sample["prompt"].strip() else ""
     return f"temperature {sample['temperature']:g}{prompt}"
 
 
