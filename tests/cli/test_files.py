@@ -64,6 +64,16 @@ def test_what_would_be_lost_or_cannot_be_written_is_refused_at_once(elman, place
     assert contents(place) == before
 
 
+def test_the_report_of_a_run_is_not_replaced_by_another_page(elman, place):
+    assert elman("report", "run").code == 0
+    before = contents(place)
+    assert place / "run" / "report.html" in before
+    answer = elman("inspect", "embeddings", "run", "a", "--html", "run/report.html")
+    assert (answer.code, answer.out) == (2, "")
+    assert "'run/report.html' belongs to a run: name another file" in answer.err
+    assert contents(place) == before
+
+
 @pytest.mark.parametrize(
     "words",
     ["inspect embeddings run a --html", "eval run text.txt --tokens", "sample run --max-new-tokens 2 --save-state"],

@@ -60,7 +60,8 @@ def test_a_span_inside_quotes_finds_others_there(model, tokens, planted):
     start = planted.text().index("“") + 1
     span = planted.text()[start - 1 : start + 3]
     found = states_along(model, tokens, part="0.h", span=span)
-    assert (found.span.at, found.span.start) == (span, start)  # the boundary is token 0
+    after = planted.text().index(span, found.warm_up - 1)  # the first beyond the beginning
+    assert (found.span.at, found.span.start) == (span, after + 1)  # the boundary is token 0
     assert planted.QUOTES in found.span_units
     assert found.alike_spans
     for place in found.alike_spans:
@@ -85,7 +86,9 @@ def test_spans_are_in_the_order_of_what_is_shown(model, tokens, planted):
 
 
 def test_the_way_from_the_first_state_is_left_out_of_map_and_dimension(model, tokens, planted):
-    long = states_along(model, planted.tokens(model, 90), span=planted.text()[9:12])
+    common = states_along(model, planted.tokens(model, 90), span=planted.text()[9:12])
+    assert common.span.start >= 512
+    long = states_along(model, planted.tokens(model, 90), span=planted.text()[9:69])
     assert long.tokens > 4 * 512
     assert (long.warm_up, long.spread) == (512, 1000)
     assert long.span.start < 512 - 60

@@ -38,7 +38,7 @@ def check_output(path: Path, what: str, is_one: Callable[[Path], bool]) -> None:
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"the folder {str(path.parent)!r} cannot be written: name a file elsewhere")
     if path.is_file() and path.stat().st_size and not is_one(path):
-        raise UserError(f"{str(path)!r} is there, and is not {what}: name another file")
+        raise UserError(f"{str(path)!r} is there, and is not {what} that Elman wrote: name another file")
 
 
 def check_state_file(path: Path) -> None:
@@ -56,6 +56,12 @@ def _is_page(path: Path) -> bool:
     from elman.page import is_page
 
     return is_page(path)
+
+
+def _check_page(path: Path) -> None:
+    check_output(path, "a page", _is_page)
+    if path.is_file() and (path.parent / "run.toml").exists():
+        raise UserError(f"{str(path)!r} belongs to a run: name another file")
 
 
 def _begins(beginning: bytes) -> Callable[[Path], bool]:
@@ -85,7 +91,7 @@ Html = Annotated[
     Parameter(
         metavar="FILE",
         help="Write a page to look at, one file that needs no network.",
-        validator=_output("a page", _is_page),
+        validator=_checked(_check_page),
     ),
 ]
 TokensFile = Annotated[
@@ -100,5 +106,5 @@ StateFile = Annotated[
     Parameter(help="Save the place after the last token to this file.", validator=_checked(check_state_file)),
 ]
 ArpaFile = Annotated[
-    Path, Parameter(help="The file to write.", validator=_output("an ARPA file of Elman", _begins(b"# elman ")))
+    Path, Parameter(help="The file to write.", validator=_output("an ARPA file", _begins(b"# elman ")))
 ]

@@ -98,7 +98,10 @@ def _print_units(found: Units) -> None:
             )
 
 
-_REASONS = {"no, score": "an untrained model scores as well", "no, effect": "random units do as much"}
+_REASONS = {
+    "no, score": "not above the score of an untrained model beyond chance",
+    "no, effect": "not above what random units do beyond chance",
+}
 
 
 def _verdict(claim: Claim) -> str:

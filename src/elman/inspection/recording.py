@@ -68,13 +68,12 @@ def plan_for(num_tokens: int, num_units: int) -> Plan:
     """What to keep of a text, the memory for so many units being limited.
 
     Raises:
-        TextError: the text is too short for two halves.
+        TextError: the text is too short.
     """
     num_blocks = num_tokens // BLOCK
     if num_blocks < _MIN_BLOCKS:
         raise TextError(
-            f"the text has {num_tokens:,} tokens: to choose on one half and to score on the other takes "
-            f"{_MIN_BLOCKS * BLOCK:,} and more"
+            f"the text has {num_tokens:,} tokens: to see what units do along it takes {_MIN_BLOCKS * BLOCK:,} and more"
         )
     room = max(_MIN_BLOCKS, _MAX_KEPT_NUMBERS // (num_units * BLOCK))
     kept = np.unique(np.linspace(0, num_blocks - 1, min(num_blocks, room)).astype(np.int64))

@@ -177,10 +177,10 @@ def states_along(
     if part is not None and part not in sizes:
         raise UserError(f"this model carries no {part!r}{nearest(part, sizes)}")
     plan = plan_for(len(tokens) - 1, sum(sizes.values()))
-    start, end = _find(span, tokens[: plan.num_tokens], bundle.tokenizer, plan)
+    warm_up = min(_WARM_UP, plan.num_tokens // 4)
+    start, end = _find(span, tokens[: plan.num_tokens], bundle.tokenizer, plan, warm_up)
     values = record(bundle.network, tokens, list(sizes), plan).values
     values_KU = np.concatenate(list(values.values()), axis=1) if part is None else values[part]
-    warm_up = min(_WARM_UP, plan.num_tokens // 4)
     first_warm = int(np.searchsorted(plan.positions, warm_up))
     centred_KU = values_KU - values_KU[first_warm:].mean(0)
     first_row, last_row = int(np.searchsorted(plan.positions, start)), int(np.searchsorted(plan.positions, end - 1))
@@ -272,8 +272,8 @@ def _what(text: str | None) -> str:
     return "piece" if any(map(str.isalnum, stripped)) else "sign"
 
 
-def _find(span: str | None, tokens: Ids, tokenizer: Tokenizer, plan: Plan) -> tuple[int, int]:
-    """The tokens of the first occurrence of a span in what is kept."""
+def _find(span: str | None, tokens: Ids, tokenizer: Tokenizer, plan: Plan, warm_up: int) -> tuple[int, int]:
+    """The tokens of the first occurrence of a span in what is kept, after the beginning if there is one."""
     if span is None:
         start = int(plan.kept_blocks[len(plan.kept_blocks) // 2]) * BLOCK
         return start, start + _DEFAULT_SPAN
@@ -284,7 +284,8 @@ def _find(span: str | None, tokens: Ids, tokenizer: Tokenizer, plan: Plan) -> tu
         raise TextError("the span is empty: give some words of the text")
     is_kept = np.zeros(len(tokens), bool)
     is_kept[plan.positions] = True
-    for start in np.flatnonzero(tokens == wanted[0]).tolist():
+    starts = np.flatnonzero(tokens == wanted[0])
+    for start in (*starts[starts >= warm_up].tolist(), *starts[starts < warm_up].tolist()):
         place = slice(start, start + len(wanted))
         if is_kept[place].all() and np.array_equal(tokens[place], wanted):
             return start, place.stop

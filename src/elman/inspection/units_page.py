@@ -53,7 +53,8 @@ def units_page(found: Units) -> Page:
             for claim in found.claims
         ],
         "The second test, and whether both are passed. Effect: mean change of the log-odds of what the label governs, "
-        "in nats, with the unit held at its mean. Random: the same for other units of the part.",
+        "in nats, with the unit held at its mean; where that is any token, the share of the probability that moves to "
+        "other tokens. Random: the same for other units of the part.",
     )
     if found.absent:
         page.text(f"Not looked for, because there is too little of it in the text to judge: {', '.join(found.absent)}.")
@@ -116,7 +117,7 @@ def _overview(claims: Sequence[Claim]) -> Figure:
     effects.set_yticks(list(rows), [claim.consequence or "any token" for claim in claims])
     scores.set_xlim(0, 1.02)
     scores.set_xlabel("score on the held-out half")
-    effects.set_xlabel("change of the log-odds of ..., in nats")
+    effects.set_xlabel("change of the log-odds of ..., in nats; any token: share that moves")
     return figure
 
 
@@ -137,11 +138,12 @@ def _in_words(claim: Claim) -> str:
     kind = "F1" if claim.threshold is not None else "rank correlation"
     beats = "above" if claim.beats_untrained else "not surely above"
     outside = "beyond" if claim.passes_intervention else "not beyond"
-    what = f"the log-odds of {claim.consequence} change" if claim.consequence else "the prediction changes"
+    what = f"the log-odds of {claim.consequence} change" if claim.consequence else "the probabilities change"
+    unit = " nats" if claim.consequence else " of the whole"
     words = (
         f"Its {kind} with {claim.words} is {shown(claim.score)} on the held-out half, {beats} the "
         f"{shown(claim.untrained_score)} that an untrained model reaches. With the unit held at its mean, {what} by "
-        f"{shown(claim.effect)} at a token, {outside} what random units do ({_beside(claim)}), and a token costs "
+        f"{shown(claim.effect)}{unit} at a token, {outside} what random units do ({_beside(claim)}), and a token costs "
         f"{shown(claim.nats_lost)} nats more. "
     )
     if not claim.consequence:
