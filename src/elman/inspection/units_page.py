@@ -30,7 +30,7 @@ def units_page(found: Units) -> Page:
         "tokens looked at": found.kept,
     })  # fmt: skip
     firsts = one_each(found.claims)
-    page.figure(_overview(firsts), _OVERVIEW)
+    page.figure(_overview(firsts), _OVERVIEW + ("" if all(claim.consequence for claim in firsts) else _OF_ANY_TOKEN))
     page.table(
         ["a unit follows", "unit", "score", "95 %", "untrained", "passes"],
         [
@@ -88,6 +88,7 @@ _OVERVIEW = (
     "One claim for each label. Left: the score on the held-out half (filled) and that of the best unit of untrained "
     "models (hollow). Right: what holding the unit does (filled), and the interval of random units (grey)."
 )
+_OF_ANY_TOKEN = " Of any token it is not nats, but the share of the probability that moves to other tokens."
 
 
 def _names(claim: Claim) -> tuple[str, str]:
@@ -117,7 +118,7 @@ def _overview(claims: Sequence[Claim]) -> Figure:
     effects.set_yticks(list(rows), [claim.consequence or "any token" for claim in claims])
     scores.set_xlim(0, 1.02)
     scores.set_xlabel("score on the held-out half")
-    effects.set_xlabel("change of the log-odds of ..., in nats; any token: share that moves")
+    effects.set_xlabel("change of the log-odds of ..., in nats")
     return figure
 
 
