@@ -165,10 +165,16 @@ def test_a_picture_of_its_own_is_reproducible(tmp_path):
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_a_browser_shows_it_without_a_sideways_scroll(tmp_path):
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
+@pytest.fixture
+def chromium():
+    """The browser, which the set-up of the tests installs where it is root on Debian."""
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("chromium is not installed; on Debian: apt install chromium")
+    return found
+
+
+def test_a_browser_shows_it_without_a_sideways_scroll(tmp_path, chromium):
     from playwright.sync_api import sync_playwright
 
     full_page().write(tmp_path / "page.html")
@@ -214,10 +220,7 @@ def test_a_column_of_figures_stands_to_the_right_with_its_heading():
 
 
 @pytest.mark.parametrize("width", [400, 790])
-def test_a_wide_table_is_scrolled_by_itself_and_breaks_no_figure(tmp_path, width):
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
+def test_a_wide_table_is_scrolled_by_itself_and_breaks_no_figure(tmp_path, width, chromium):
     from playwright.sync_api import sync_playwright
 
     page = Page("Tables")
