@@ -28,6 +28,7 @@ from quality import machine
 from elman.config import TrainingConfig
 from elman.models.kinds import build_model, model_config
 from elman.page import new_figure, write_svg
+from elman.process import as_in_training
 from elman.training.bench import Update, median_seconds
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,8 @@ def tokens_per_second(kind: str, size: dict[str, int], seconds: float) -> float:
     model = {"kind": kind, "hidden_size": size["width"], "embedding_size": size["width"], "num_layers": size["depth"]}
     network = build_model(model_config(model), size["vocabulary"], seed=1, dtype=torch.float32)
     update = Update(network, TrainingConfig(batch_size=size["batch"], bptt=size["bptt"]))
-    return update.num_tokens / median_seconds(update, seconds)
+    with as_in_training():
+        return update.num_tokens / median_seconds(update, seconds)
 
 
 def exponent(sizes: Sequence[int], speeds: Sequence[float]) -> float:

@@ -54,6 +54,7 @@ from elman.config import TrainingConfig
 from elman.data.streams import Streams
 from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, model_class, model_config, model_config_class
+from elman.process import as_in_training
 from elman.scan.selective import selective_scan
 from elman.settings import resolve
 from elman.training.bench import Update
@@ -334,10 +335,11 @@ def main() -> None:
         TABLE.write_text(table())
         return
     torch.set_num_threads(arguments.threads)
-    if arguments.what in ("loops", "sizes", "scans"):
-        (loops if arguments.what == "loops" else processor_times)(arguments)
-        return
-    found = {"cells": cells, "parts": parts}[arguments.what](arguments)
+    with as_in_training():
+        if arguments.what in ("loops", "sizes", "scans"):
+            (loops if arguments.what == "loops" else processor_times)(arguments)
+            return
+        found = {"cells": cells, "parts": parts}[arguments.what](arguments)
     keep(arguments.what, found, f"python benchmarks/training_speed.py {' '.join(sys.argv[1:])}", RESULTS)
 
 

@@ -10,7 +10,7 @@ import pytest
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "files", "visible"),
     ("config",),
-    ("text", "scan", "page", "threads"),
+    ("text", "scan", "page", "process"),
     ("cells", "metrics"),
     ("models",),
     ("engine",),

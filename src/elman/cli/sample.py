@@ -60,9 +60,9 @@ def sample(
     from elman.engine import CannotLower, TorchStepper, stepper
     from elman.generation import Sampler
     from elman.models.file import load_model
+    from elman.process import num_threads
     from elman.reading import Reading
     from elman.settings import resolve
-    from elman.threads import num_threads
     from elman.translation import is_of_pairs
 
     asked = given(flags)

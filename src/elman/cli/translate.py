@@ -36,7 +36,7 @@ def translate(
     """
     from elman.cli.output import print_json
     from elman.models.file import load_model
-    from elman.threads import num_threads
+    from elman.process import num_threads
     from elman.translation import translate
     from elman.visible import clean
 

@@ -39,7 +39,7 @@ from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, model_config
 from elman.models.state import State, grows
 from elman.page import Page, new_figure, write_svg
-from elman.threads import num_threads
+from elman.process import num_threads
 from elman.training.distributed import choose_device
 
 KINDS = ("elman", "lstm", "gru", "mingru", "mamba", "transformer")

@@ -27,6 +27,7 @@ from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, kind_names, model_class, model_config, model_config_class
 from elman.models.noise import Noise
 from elman.page import Page
+from elman.process import as_in_training
 from elman.settings import resolve
 from elman.training.objective import proposal_of, training_costs
 from elman.training.optimizers import Optimizer
@@ -332,12 +333,12 @@ def bench(
             raise ConfigError(f"kind {kind!r} {what}{nearest(kind, measured_kinds())}")
     progress("machine")
     machine = measure_machine()
-    families = []
-    for kind in kinds or measured_kinds():
-        progress(kind)
-        families.append(measure_family(kind, machine.matrix_gflops, seconds))
-    presets = []
-    for name in RECORDED:
-        progress(f"preset {name}")
-        presets.append(measure_preset(name, 2 * seconds))
+    families, presets = [], []
+    with as_in_training():
+        for kind in kinds or measured_kinds():
+            progress(kind)
+            families.append(measure_family(kind, machine.matrix_gflops, seconds))
+        for name in RECORDED:
+            progress(f"preset {name}")
+            presets.append(measure_preset(name, 2 * seconds))
     return Bench(machine, tuple(families), tuple(presets))

@@ -31,8 +31,8 @@ from elman.models.file import Bundle
 from elman.models.kinds import build_model
 from elman.models.noise import Noise
 from elman.models.state import State
+from elman.process import as_in_training, num_threads
 from elman.settings import Config
-from elman.threads import denormals_flushed, num_threads
 from elman.training.advice import Advisor, unigram_nats
 from elman.training.averaging import Average
 from elman.training.checkpoint import Checkpoint
@@ -256,7 +256,7 @@ class Trainer:
 
     def records(self) -> Iterator[Record]:
         """Train until the budget is used up or the caller stops it."""
-        with num_threads(self.config.training.num_threads), denormals_flushed():
+        with num_threads(self.config.training.num_threads), as_in_training():
             for record in self._records():
                 self._notes += self._advisor.remarks(record.kind, record.values, record.measured)
                 yield from self._told(record)

@@ -1,7 +1,8 @@
-"""What PyTorch's threads are told is theirs for a while, and then as it was."""
+"""What a process is lent for a while, and then as it was: threads, the smallest numbers, freed memory."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 
@@ -9,18 +10,41 @@ import pytest
 import torch
 
 import elman
-from elman.threads import denormals_flushed, num_threads
+from elman.process import denormals_flushed, num_threads
 from elman.training.loop import Trainer
 
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 
 SHARE_THAT_IS_ZERO = """
 import torch
-from elman.threads import denormals_flushed
+from elman.process import denormals_flushed
 torch.set_num_threads(2)
 with denormals_flushed():
     print(((torch.full((4_000_000,), 1e-38) * 1e-2) == 0).double().mean().item())
 print((torch.tensor(1e-38) * 1e-2 == 0).item())
+"""
+
+PAGES_AND_PEAK = """
+import resource, torch
+from elman.process import freed_memory_kept
+
+def pages_of_ten_pieces():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.zeros(2**25)  # 128 MiB, more than glibc keeps by itself
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def mebibytes():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+
+print(pages_of_ten_pieces())
+start = mebibytes()
+with freed_memory_kept():
+    pages_of_ten_pieces()  # until pieces of this size have a place
+    print(pages_of_ten_pieces())
+    print(mebibytes() - start)
+print(mebibytes() - start)
+print(pages_of_ten_pieces())
 """
 
 
@@ -64,6 +88,17 @@ def test_training_flushes_them_and_the_process_does_not_afterwards(tmp_path, mon
     assert seen
     assert all(seen)
     assert not is_flushed()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is that of the C library glibc")
+def test_memory_that_is_freed_is_kept_for_a_while_and_then_given_back():
+    done = subprocess.run([sys.executable, "-c", PAGES_AND_PEAK], capture_output=True, text=True, check=True)
+    before, kept, held, left, afterwards = map(float, done.stdout.split())
+    cleared_once = before / 10
+    assert kept < cleared_once
+    assert held > 120
+    assert left < 10
+    assert afterwards > 5 * cleared_once
 
 
 def test_the_number_of_threads_is_given_back():
