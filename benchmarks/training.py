@@ -8,9 +8,9 @@
 ``speed`` takes the settings of PyTorch's example word_language_model: an LSTM of two layers of 200, batch 20, segments
 of 35, SGD with gradients clipped at norm 0.25; without dropout, so that losses can be compared. The text is
 ``synthetic:zipf``, words with a natural rank-frequency curve. The hand-written model is nn.Embedding, nn.LSTM,
-nn.Linear and CrossEntropyLoss. The models take turns, some batches each, and every batch counts from the text to the
-changed weights. The losses of the exact one are held against the example's in float64, because at the example's rate
-of 20 the rounding of float32 alone moves a loss by 0.01 within ten batches.
+nn.Linear and CrossEntropyLoss. The models take turns, some batches each in a process of its own, and every batch counts
+from the text to the changed weights. The losses of the exact one are held against the example's in float64, because at
+the example's rate of 20 the rounding of float32 alone moves a loss by 0.01 within ten batches.
 
 ``limit`` is the time of the matrix products alone at the speed of a large one on this machine: three times the two
 operations of each element of each matrix, for every token.
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import resource
 import statistics
 import subprocess
@@ -34,6 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -176,33 +178,51 @@ def peak_gflops() -> float:
     return best
 
 
+def batches(connection: Connection, name: str, vocab_size: int, words: int, threads: int) -> None:
+    """A process that trains one model, some batches whenever it is told to, and says how long each took."""
+    torch.set_num_threads(threads)
+    dataset = word_dataset(vocab_size, words)
+    if name == "example":
+        losses = example_losses(Example(vocab_size), torch.from_numpy(dataset.train.tokens[1:].astype("int64")))
+    else:
+        losses = elman_losses(trainer_of(dataset, name))
+    while number := connection.recv():
+        times = []
+        for _ in range(number):
+            started, before = time.perf_counter(), time.process_time()
+            next(losses)
+            times.append((time.perf_counter() - started, time.process_time() - before))
+        connection.send(times)
+
+
 def speed(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Batches of every model, in turns."""
+    """Batches of every model, in turns, each in a process of its own: what one sets in its process is no other's."""
     found: dict[str, Any] = {}
+    processes = multiprocessing.get_context("spawn")
     for vocab_size in arguments.vocabularies:
         dataset = word_dataset(vocab_size, arguments.words)
-        model = Example(vocab_size)
-        trainers = {output: trainer_of(dataset, output) for output in OUTPUTS}
-        same_weights(trainers["exact"], model)
-        tokens = torch.from_numpy(dataset.train.tokens[1:].astype("int64"))
-        loops = {"example": example_losses(model, tokens)}
-        loops |= {output: elman_losses(trainer) for output, trainer in trainers.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in loops}
-        worked: dict[str, list[float]] = {name: [] for name in loops}
+        pipes: dict[str, Connection] = {}
+        for name in ("example", *OUTPUTS):
+            pipes[name], theirs = processes.Pipe()
+            given = (theirs, name, vocab_size, arguments.words, arguments.threads)
+            processes.Process(target=batches, args=given, daemon=True).start()
+        seconds: dict[str, list[float]] = {name: [] for name in pipes}
+        worked: dict[str, list[float]] = {name: [] for name in pipes}
         peaks: list[float] = []
         for turn in range(arguments.turns + 1):
             peaks.append(peak_gflops())
-            for name, losses in loops.items():
-                for _ in range(arguments.batches):
-                    started, before = time.perf_counter(), time.process_time()
-                    next(losses)
-                    if turn:  # the first turn warms up
-                        seconds[name].append(time.perf_counter() - started)
-                        worked[name].append(time.process_time() - before)
+            for name, pipe in pipes.items():
+                pipe.send(arguments.batches)
+                times = pipe.recv()
+                if turn:  # the first turn warms up
+                    seconds[name] += [one for one, _ in times]
+                    worked[name] += [one for _, one in times]
+        for pipe in pipes.values():
+            pipe.send(0)
         medians = {name: statistics.median(times) for name, times in seconds.items()}
         processor = {name: statistics.median(times) for name, times in worked.items()}
         gflops = statistics.median(peaks)
-        limit = matrix_seconds(trainers["exact"].network, gflops)
+        limit = matrix_seconds(trainer_of(dataset, "exact").network, gflops)
         found[str(vocab_size)] = {
             "milliseconds_per_batch": {name: round(1000 * value, 1) for name, value in medians.items()},
             "tokens_per_second": {name: round(ROWS * STEPS / value) for name, value in medians.items()},

@@ -121,8 +121,11 @@ class LinearCost(RowCost):
         self, positions: Positions, parameters: tuple[Tensor, ...], of_parameters: tuple[Tensor, ...]
     ) -> tuple[Costs, Tensor]:
         x_RF, targets_R, weight_R = positions
-        logits_RV = functional.linear(x_RF, *parameters)
+        matrix_VF, *biases = parameters
+        logits_RV = x_RF @ matrix_VF.T
         logits_RV = logits_RV if self.dtype is None else logits_RV.to(self.dtype)
+        for bias_V in biases:
+            logits_RV.add_(bias_V)  # quicker than a product that is added to it, which first fills all rows with it
         top_R1 = logits_RV.amax(1, keepdim=True)
         of_target_R = logits_RV.gather(1, targets_R.unsqueeze(1)).squeeze(1)
         mean_R = logits_RV.mean(1) if self.smoothing else of_target_R
@@ -133,19 +136,19 @@ class LinearCost(RowCost):
         objective_R = (1 - self.smoothing) * nats_R + self.smoothing * (log_total_R - mean_R)
         # The gradient of the logits is weight * (exp / total - what the target is to have). Its two parts are
         # multiplied apart: the second has one number for each position, and nothing passes through all logits again.
-        dtype = parameters[0].dtype
+        dtype = matrix_VF.dtype
         scale_R = weight_R.to(dtype) / total_R.to(dtype)
         if self.smoothing:
             share = self.smoothing / exp_RV.shape[1]
             exp_RV.sub_(share * total_R.unsqueeze(1))
         exp_RV = exp_RV.to(dtype)
-        of_matrix_VF, matrix_VF = of_parameters[0], parameters[0]
+        of_matrix_VF, *of_biases = of_parameters
         taken_R1 = ((1 - self.smoothing) * weight_R.to(dtype)).unsqueeze(1)
         of_matrix_VF.addmm_(exp_RV.T, (x_RF * scale_R.unsqueeze(1)).to(dtype))
         of_matrix_VF.index_add_(0, targets_R, (x_RF * taken_R1).to(dtype), alpha=-1)
-        if len(of_parameters) == 2:
-            of_parameters[1].addmv_(exp_RV.T, scale_R)
-            of_parameters[1].index_add_(0, targets_R, taken_R1.squeeze(1), alpha=-1)
+        for of_bias_V in of_biases:
+            of_bias_V.addmv_(exp_RV.T, scale_R)
+            of_bias_V.index_add_(0, targets_R, taken_R1.squeeze(1), alpha=-1)
         of_x_RF = (exp_RV @ matrix_VF).mul_(scale_R.unsqueeze(1)).sub_(matrix_VF[targets_R] * taken_R1)
         return Costs(objective_R, nats_R), of_x_RF.to(x_RF.dtype)
 

@@ -29,6 +29,7 @@ from elman.errors import ConfigError
 from elman.models.contract import CountedModel, LanguageModel
 from elman.models.kinds import build_model, model_class
 from elman.models.noise import Noise
+from elman.process import as_in_training
 from elman.training.distributed import Ranks, choose_device
 from elman.training.gradients import Gradients
 from elman.training.objective import proposal_of
@@ -256,13 +257,14 @@ def time_updates(
     segment = whole.part(ranks.rank, ranks.size)
     state = network.initial_state(training.batch_size)
     seconds: list[float] = []
-    for update in range(num_updates + 1):
-        ranks.any(False)
-        started = time.perf_counter()
-        noise = Noise(1, update, training.batch_size * ranks.size, ranks.rank * training.batch_size)
-        _, _, state = gradients.compute(segment, whole, state, noise)
-        optimizer.step(1e-3)
-        seconds += ranks.of_first(time.perf_counter() - started)
+    with as_in_training():
+        for update in range(num_updates + 1):
+            ranks.any(False)
+            started = time.perf_counter()
+            noise = Noise(1, update, training.batch_size * ranks.size, ranks.rank * training.batch_size)
+            _, _, state = gradients.compute(segment, whole, state, noise)
+            optimizer.step(1e-3)
+            seconds += ranks.of_first(time.perf_counter() - started)
     return seconds[1:]
 
 
