@@ -29,7 +29,8 @@ from elman.config import TrainingConfig
 from elman.models.kinds import build_model, model_config
 from elman.page import new_figure, write_svg
 from elman.process import as_in_training
-from elman.training.bench import Update, median_seconds
+from elman.training.bench import median_seconds
+from elman.training.scaling import Update
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "growth.json", ROOT / "docs" / "images" / "growth.svg"

@@ -57,11 +57,11 @@ from elman.models.kinds import build_model, model_class, model_config, model_con
 from elman.process import as_in_training
 from elman.scan.selective import selective_scan
 from elman.settings import resolve
-from elman.training.bench import Update
 from elman.training.gradients import Gradients
 from elman.training.keeper import Keeper
 from elman.training.loop import Callback, Record, Trainer
 from elman.training.optimizers import Optimizer
+from elman.training.scaling import Update
 from training import keep
 
 ROOT = Path(__file__).parents[1]

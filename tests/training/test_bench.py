@@ -59,30 +59,6 @@ def test_the_share_of_the_peak_is_operations_over_time(monkeypatch: pytest.Monke
     assert one.train_share_of_peak == pytest.approx(3 * operations * 32 * 64 / 2.0 / 10e9)
 
 
-def test_an_update_changes_the_model_by_almost_nothing():
-    network = build_model(sized_config("elman", 5000), 66, seed=1, dtype=torch.float32)
-    before = network.embedding.detach().clone()
-    update = benches.Update(
-        network, resolve(preset="cpu-1min").training.model_copy(update={"batch_size": 2, "bptt": 3})
-    )
-    update()
-    assert update.num_tokens == 6
-    assert 0 < (network.embedding - before).abs().max() < 1e-6
-
-
-def test_a_gradient_alone_changes_nothing_but_the_state():
-    network = build_model(sized_config("elman", 5000), 66, seed=1, dtype=torch.float32)
-    before = network.embedding.detach().clone()
-    update = benches.Update(network, resolve().training.model_copy(update={"batch_size": 2, "bptt": 3}))
-    update.gradient()
-    first = network.embedding.grad.clone()
-    update.gradient()
-    assert torch.equal(network.embedding, before)
-    assert first.any()
-    assert not torch.equal(network.embedding.grad, first)  # not twice the first either: it reads on from its state
-    assert not torch.equal(network.embedding.grad, 2 * first)
-
-
 def test_expectations_lie_between_the_points_of_a_curve_and_nowhere_else():
     curve = ((100, 2.0), (400, 1.6), (1600, 1.4))
     assert expected_nats(curve, 100) == 2.0

@@ -12,8 +12,9 @@ from elman.cli import main
 from elman.config import TrainingConfig
 from elman.errors import ConfigError
 from elman.models.kinds import build_model, model_config
+from elman.settings import resolve
 from elman.training.distributed import Ranks
-from elman.training.scaling import Machine, Work, fit, forecast, time_updates, work_of
+from elman.training.scaling import Machine, Update, Work, fit, forecast, time_updates, work_of
 
 MACHINE = Machine(
     operations_per_second=1e9, step_seconds=1e-4, memory_bytes=1e9, bytes_per_second=1e8, latency_seconds=1e-4
@@ -118,6 +119,42 @@ def test_updates_are_timed() -> None:
     seconds = time_updates(model, TrainingConfig(batch_size=2, bptt=3), 11, Ranks(), num_updates=3)
     assert len(seconds) == 3
     assert all(0 < taken < 5 for taken in seconds)
+
+
+SMALL = model_config({"kind": "lstm", "hidden_size": 32, "embedding_size": 32})
+
+
+def test_an_update_changes_the_model_by_almost_nothing() -> None:
+    network = build_model(SMALL, 66, seed=1, dtype=torch.float32)
+    before = network.embedding.detach().clone()
+    update = Update(network, resolve(preset="cpu-1min").training.model_copy(update={"batch_size": 2, "bptt": 3}))
+    update()
+    assert update.num_tokens == 6
+    assert 0 < (network.embedding - before).abs().max() < 1e-6
+
+
+def test_a_gradient_alone_changes_nothing_but_the_state() -> None:
+    network = build_model(SMALL, 66, seed=1, dtype=torch.float32)
+    before = network.embedding.detach().clone()
+    update = Update(network, TrainingConfig(batch_size=2, bptt=3))
+    update.gradient()
+    first = network.embedding.grad.clone()
+    update.gradient()
+    assert torch.equal(network.embedding, before)
+    assert first.any()
+    assert not torch.equal(network.embedding.grad, first)  # not twice the first either: it reads on from its state
+    assert not torch.equal(network.embedding.grad, 2 * first)
+
+
+def test_an_update_is_in_the_precision_of_its_training() -> None:
+    gradients = []
+    for precision in (None, "bfloat16"):
+        network = build_model(SMALL, 66, seed=1, dtype=torch.float32)
+        Update(network, TrainingConfig(batch_size=2, bptt=3, precision=precision)).gradient()
+        gradients.append(network.embedding.grad)
+    exact, rounded = gradients
+    assert not torch.equal(exact, rounded)
+    assert 1e-4 < (rounded - exact).norm() / exact.norm() < 3e-2
 
 
 def test_the_command_prints_a_forecast_for_every_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,20 +17,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from elman.cells import cell_names
 from elman.config import ModelConfig, TrainingConfig
 from elman.engine import stepper
 from elman.errors import ConfigError, nearest
-from elman.models.contract import LanguageModel
 from elman.models.kinds import build_model, kind_names, model_class, model_config, model_config_class
-from elman.models.noise import Noise
 from elman.page import Page
 from elman.process import as_in_training
 from elman.settings import resolve
-from elman.training.objective import proposal_of, training_costs
-from elman.training.optimizers import Optimizer
+from elman.training.scaling import Update
 
 NUM_PARAMETERS = 1_000_000
 """Of the models measured, about."""
@@ -52,11 +48,11 @@ class Recorded(NamedTuple):
 
 
 RECORDED = {
-    "cpu-1min": Recorded(60.0, ((1088, 1.4626),)),
-    "cpu-3min": Recorded(180.0, ((1282, 1.4121),)),
+    "cpu-1min": Recorded(60.0, ((300, 1.7369), (600, 1.5348), (1200, 1.4554), (2400, 1.4133))),
+    "cpu-3min": Recorded(180.0, ((400, 1.5761), (900, 1.4385), (1282, 1.4121))),
     "cpu-10min": Recorded(600.0, ((2672, 1.3785),)),
 }
-"""The means of benchmarks/results/quality-*.json; `python benchmarks/training.py curve` gives more points."""
+"""By `python benchmarks/training.py curve`; the last ones by `quality.py`, means of three seeds."""
 
 
 @dataclass(frozen=True)
@@ -206,46 +202,6 @@ def sized_config(kind: str, num_parameters: int = NUM_PARAMETERS) -> ModelConfig
         return model_class(config).predicted_num_parameters(config, VOCAB_SIZE)
 
     return of_width(min(range(32, 1537, 16), key=lambda width: abs(size(width) - num_parameters)))
-
-
-class Update:
-    """One update of a model on random tokens, again and again: loss, gradient, clipping and optimiser.
-
-    Args:
-        network: the model.
-        config: batch, segment, loss and optimiser.
-    """
-
-    def __init__(self, network: LanguageModel, config: TrainingConfig) -> None:
-        self._network, self._config = network, config
-        self._optimizer = Optimizer(network, config)
-        shape = (config.batch_size, config.bptt + 1)
-        self._tokens_BT = torch.randint(network.vocab_size, shape, generator=torch.Generator().manual_seed(1))
-        self._proposal = proposal_of(config, self._tokens_BT.flatten().numpy(), network.vocab_size)
-        self._weight_BT = torch.ones(shape[0], shape[1] - 1)
-        self._state = network.initial_state(config.batch_size)
-        self.num_tokens = self._weight_BT.numel()
-
-    def __call__(self) -> None:
-        self.gradient()
-        gradients: list[Tensor] = [p.grad for p in self._optimizer.parameters if p.grad is not None]
-        torch.nn.utils.clip_grads_with_norm_(
-            self._optimizer.parameters, self._config.max_grad_norm or math.inf, torch.nn.utils.get_total_norm(gradients)
-        )
-        self._optimizer.step(1e-6)
-
-    def gradient(self) -> None:
-        """Loss and gradient alone, without what follows from them."""
-        noise = Noise(1, 1, self._config.batch_size)
-        tokens_BT, targets_BT = self._tokens_BT[:, :-1], self._tokens_BT[:, 1:]
-        features_BTF, state = self._network.features(tokens_BT, self._state, None, noise)
-        weight_BT = self._weight_BT / self.num_tokens
-        costs = training_costs(
-            self._network, features_BTF, targets_BT, weight_BT, self._config, noise, proposal=self._proposal
-        )
-        self._optimizer.zero_grad()
-        costs.objective.backward()
-        self._state = state.detach()
 
 
 def median_seconds(call: Callable[[], object], seconds: float) -> float:

@@ -242,6 +242,40 @@ def _segment(vocab_size: int, rows: int, steps: int) -> Segment:
     return Segment(drawn[:, :-1], drawn[:, 1:], torch.ones(rows, steps), None, rows * steps, False)
 
 
+class Update:
+    """One update of a model on text drawn at random, again and again, as a training makes it.
+
+    Args:
+        network: the model; the rate is so low that it stays what it is.
+        config: rows of each process, segment, loss, precision and optimiser.
+        ranks: the processes that share the update; none: this one alone.
+    """
+
+    def __init__(self, network: LanguageModel, config: TrainingConfig, ranks: Ranks | None = None) -> None:
+        self._rows, self._ranks = config.batch_size, Ranks() if ranks is None else ranks
+        self._whole = _segment(network.vocab_size, self._rows * self._ranks.size, config.bptt)
+        self._segment = self._whole.part(self._ranks.rank, self._ranks.size)
+        proposal = proposal_of(config, self._whole.tokens_BT.flatten().numpy(), network.vocab_size)
+        self._gradients = Gradients(network, config, self._ranks, None, (), lambda text: None, proposal)
+        self._optimizer = Optimizer(network, config)
+        self._state, self._number = network.initial_state(self._rows), 0
+
+    @property
+    def num_tokens(self) -> int:
+        """That this process reads in an update."""
+        return self._segment.tokens_BT.numel()
+
+    def __call__(self) -> None:
+        self.gradient()
+        self._optimizer.step(1e-6)
+
+    def gradient(self) -> None:
+        """The clipped gradient alone, which changes nothing but the state."""
+        noise = Noise(1, self._number, self._rows * self._ranks.size, self._ranks.rank * self._rows)
+        _, _, self._state = self._gradients.compute(self._segment, self._whole, self._state, noise)
+        self._number += 1
+
+
 def time_updates(
     model: ModelConfig, training: TrainingConfig, vocab_size: int, ranks: Ranks, num_updates: int = 5
 ) -> list[float]:
@@ -250,20 +284,13 @@ def time_updates(
     With several processes every one of them reads ``training.batch_size`` rows, and the seconds are those of the first.
     """
     network = build_model(model, vocab_size, seed=1, dtype=torch.float32, device=choose_device("cpu"))
-    optimizer = Optimizer(network, training)
-    whole = _segment(vocab_size, training.batch_size * ranks.size, training.bptt)
-    proposal = proposal_of(training, whole.tokens_BT.flatten().numpy(), vocab_size)
-    gradients = Gradients(network, training, ranks, None, (), lambda text: None, proposal)
-    segment = whole.part(ranks.rank, ranks.size)
-    state = network.initial_state(training.batch_size)
+    update = Update(network, training, ranks)
     seconds: list[float] = []
     with as_in_training():
-        for update in range(num_updates + 1):
+        for _ in range(num_updates + 1):
             ranks.any(False)
             started = time.perf_counter()
-            noise = Noise(1, update, training.batch_size * ranks.size, ranks.rank * training.batch_size)
-            _, _, state = gradients.compute(segment, whole, state, noise)
-            optimizer.step(1e-3)
+            update()
             seconds += ranks.of_first(time.perf_counter() - started)
     return seconds[1:]
 
