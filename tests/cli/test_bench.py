@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elman.cli import main
 from elman.training import bench as benches
 
 
@@ -45,3 +46,9 @@ def test_an_unknown_family_is_an_error_that_names_the_nearest(elman):
     answer = elman("bench", "lsmt")
     assert answer.code == 2
     assert "lstm" in answer.err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf"])
+def test_a_time_that_is_none_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "lstm", "--seconds", seconds]) == 2
+    assert f"--seconds is {seconds}; accepted: a number above 0" in capsys.readouterr().err

@@ -37,7 +37,7 @@ MIXTURE = (randn(K, F, seed=6), randn(K * E, F, seed=7), randn(K * E, seed=8), r
 
 @pytest.fixture(params=[2, 5, 100], ids=lambda rows: f"{rows} rows at once")
 def pieces(request, monkeypatch):
-    monkeypatch.setattr(losses, "_FEW_NUMBERS", 0)
+    monkeypatch.setattr(losses, "FEW_NUMBERS", 0)
     monkeypatch.setattr(losses, "_MIN_ROWS", request.param)
     monkeypatch.setattr(losses, "_NUMBERS_AT_ONCE", 1)
 
@@ -136,7 +136,7 @@ def test_a_leaf_without_a_gradient_gets_none():
 
 
 def test_no_tensor_of_all_positions_and_all_words_is_ever_made(monkeypatch):
-    monkeypatch.setattr(losses, "_FEW_NUMBERS", 0)
+    monkeypatch.setattr(losses, "FEW_NUMBERS", 0)
     monkeypatch.setattr(losses, "_MIN_ROWS", 8)
     monkeypatch.setattr(losses, "_NUMBERS_AT_ONCE", 8 * 200)
     num_rows, vocab_size = 64, 200

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elman.settings import preset_names, resolve
+from elman.settings import Config, preset_names, resolve
 from elman.training.advice import WINDOW, Advisor
 from elman.training.run import train
 
@@ -17,11 +17,24 @@ UNIGRAM = 3.3
 """Nats of a character whose frequency alone is known."""
 
 
+VOCABULARY = 60
+
+
+def advisor_of(config: Config, updates_per_epoch: int, batch_size: int | None = None) -> Advisor:
+    return Advisor(
+        config,
+        batch_size=config.training.batch_size if batch_size is None else batch_size,
+        updates_per_epoch=updates_per_epoch,
+        vocab_size=VOCABULARY,
+        unigram_nats=lambda: UNIGRAM,
+    )
+
+
 class Course:
     """A training that is made up, update by update."""
 
     def __init__(self, preset: str | None = None, updates_per_epoch: int = 500, **training: Any) -> None:
-        self.advisor = Advisor(resolve({"training": training}, preset=preset), updates_per_epoch, lambda: UNIGRAM)
+        self.advisor = advisor_of(resolve({"training": training}, preset=preset), updates_per_epoch)
         self.update = 0
         self.said: list[str] = []
         self.random = random.Random(1)
@@ -41,6 +54,20 @@ class Course:
     def skip(self) -> Course:
         self.said += self.advisor.remarks("skipped", {"update": self.update, "nats": math.inf}, {})
         return self
+
+
+def test_who_does_worse_than_a_guess_hears_that_the_rate_is_too_high():
+    guess = math.log(VOCABULARY)
+    assert Course(warmup_updates=0).train([guess] * 4 * WINDOW).said == []  # it learns nothing: no fault of a high rate
+    assert Course(warmup_updates=500).train([1.2 * guess] * 4 * WINDOW).said == []
+    (text,) = Course(warmup_updates=0, learning_rate=0.5).train([1.2 * guess] * 4 * WINDOW).said
+    assert f"a guess among all would cost {guess:.2f}" in text
+    assert "a third of training.learning_rate 0.5" in text
+
+
+def test_an_estimate_that_is_often_not_trusted_wants_more_negatives():
+    (text,) = Course(num_negatives=20).skip().skip().skip().skip().said
+    assert "an estimate by 20 negatives; take more training.num_negatives" in text
 
 
 def falling(num_updates: int, low: float = 1.5, high: float = 4.2) -> list[float]:
@@ -135,17 +162,20 @@ def test_estimates_that_get_worse_with_the_training_loss_are_no_overfitting():
 
 
 def test_a_batch_that_is_large_for_the_text_is_told_before_anything_is_trained():
-    (text,) = Advisor(resolve({"training": {"batch_size": 64}}), 4, lambda: UNIGRAM).at_start()
+    config = resolve({"training": {"batch_size": 64}})
+    (text,) = advisor_of(config, 4).at_start()
     assert "only 4 updates; take training.batch_size 5" in text
-    assert Advisor(resolve({"training": {"batch_size": 64}}), 10, lambda: UNIGRAM).at_start() == []
-    assert Advisor(resolve({"training": {"batch_size": 1}}), 1, lambda: UNIGRAM).at_start() == []
+    (text,) = advisor_of(config, 1, batch_size=50).at_start()  # what the text has room for
+    assert "only 1 update; take training.batch_size 1" in text
+    assert advisor_of(config, 10).at_start() == []
+    assert advisor_of(config, 1, batch_size=1).at_start() == []
 
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_hear_nothing_before_they_are_trained_on_a_text_of_a_megabyte(preset: str):
     config = resolve(preset=preset)
     updates = 1_000_000 // 6 // (config.training.batch_size * config.training.bptt)  # words of six characters
-    assert Advisor(config, updates, lambda: UNIGRAM).at_start() == []
+    assert advisor_of(config, updates).at_start() == []
 
 
 def test_a_training_says_it(tiny_text: str, tmp_path: Path):

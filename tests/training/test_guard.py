@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import elman
 from elman.data.streams import Segment, Streams
 from elman.errors import TrainingError
 from elman.training.checkpoint import newest_checkpoint
@@ -244,3 +245,9 @@ def test_in_the_end_it_stops_and_says_what_to_do(corpus, tmp_path):
     assert [returned["num_returns"] for returned in of_kind(run, "returned")] == list(range(1, MAX_RETURNS + 1))
     assert len(of_kind(run, "skipped")) == MAX_IN_A_ROW  # those before a return were taken back with it
     assert all(tensor.isfinite().all() for tensor in tensors(run).values())
+
+
+def test_what_is_kept_in_the_end_is_a_model_that_gives_numbers(corpus, tmp_path):
+    with pytest.raises(TrainingError, match="the weights of update 0 are kept"):
+        train(corpus, out=tmp_path / "run", **settings(max_updates=60, learning_rate=1e38))
+    assert math.isfinite(elman.evaluate(tmp_path / "run", split="valid").evaluation.score.nats_per_token)

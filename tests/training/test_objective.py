@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from elman.config import TrainingConfig
 from elman.errors import ConfigError, TrainingError
 from elman.models.kinds import build_model, model_config
-from elman.models.losses import Costs
+from elman.models.losses import Costs, Proposal
 from elman.models.noise import Noise
 from elman.settings import Config, resolve
 from elman.training.objective import activation_change, activation_size, penalty, proposal_of, training_costs
@@ -111,6 +111,26 @@ def test_negatives_need_to_be_drawn_from_something():
     config, features = TrainingConfig(num_negatives=6), torch.zeros(B, T, 6, dtype=torch.float64)
     with pytest.raises(TrainingError, match="nothing says how likely each is"):
         training_costs(network, features, TARGETS, WEIGHT, config, Noise(1, 1, B))
+
+
+def test_as_many_negatives_as_tokens_are_refused():
+    assert proposal_of(TrainingConfig(num_negatives=9), np.arange(10), 10) is not None
+    with pytest.raises(ConfigError, match=r"num_negatives 10 stands for a vocabulary of 10 tokens; accepted: fewer"):
+        proposal_of(TrainingConfig(num_negatives=10), np.arange(10), 10)
+
+
+def test_negatives_are_drawn_anew_after_a_batch_that_was_skipped():
+    network = build()
+    config, features = TrainingConfig(num_negatives=6), torch.ones(B, T, 6, dtype=torch.float64)
+    proposal = Proposal(torch.full((network.vocab_size,), 1 / network.vocab_size))
+    nats = [
+        training_costs(
+            network, features, TARGETS, WEIGHT, config, Noise(1, 1, B, num_skipped=skipped), proposal=proposal
+        ).nats
+        for skipped in (0, 0, 1, 2)
+    ]
+    assert nats[0] == nats[1]
+    assert len(set(map(float, nats))) == 3
 
 
 def test_a_counted_model_has_no_output_to_train():

@@ -157,6 +157,33 @@ def test_an_update_is_in_the_precision_of_its_training() -> None:
     assert 1e-4 < (rounded - exact).norm() / exact.norm() < 3e-2
 
 
+@pytest.mark.parametrize("vocabulary", [10_000, 50_000])
+def test_a_larger_vocabulary_adds_its_matrices_and_little_for_each_token(vocabulary: int) -> None:
+    model = model_config({"kind": "lstm", "hidden_size": 64, "embedding_size": 64})
+    work, small = (work_of(model, TrainingConfig(batch_size=32, bptt=64), size) for size in (vocabulary, 5_000))
+    assert work.parameters - small.parameters == (vocabulary - 5_000) * (64 + 64 + 1)
+    assert work.saved_bytes == small.saved_bytes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--vocabulary", "0"],
+        ["--vocabulary", "-3"],
+        ["--processes", "0"],
+        ["--processes", "-2"],
+        ["--tokens", "-5"],
+        ["--tera-operations", "0"],
+        ["--memory-gigabytes", "-1"],
+        ["--link-gigabytes", "nan"],
+        ["--step-microseconds", "-1"],
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 2
+    assert f"{words[0]} is {words[1]}; accepted: " in capsys.readouterr().err
+
+
 def test_the_command_prints_a_forecast_for_every_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--model.hidden-size", "32", "--vocabulary", "40", "--processes", "1", "--processes", "4"]
     assert main([*words, "--tokens", "1e6", "--json"]) == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
 from elman.cli.files import Html
 from elman.cli.flags import Switch
+from elman.errors import UserError
 
 if TYPE_CHECKING:
     from elman.training.bench import PresetSpeed
@@ -23,6 +25,8 @@ def bench(*kinds: str, seconds: float = 1.0, html: Html = None, json: Switch = F
     from elman.cli.output import figure, print_json, print_table
     from elman.training import bench as benches
 
+    if not 0 < seconds < math.inf:
+        raise UserError(f"--seconds is {seconds:g}; accepted: a number above 0")
     found = benches.bench(kinds, seconds=seconds, progress=lambda what: print(f"measuring {what}", file=sys.stderr))
     if html is not None:
         found.page().write(html)

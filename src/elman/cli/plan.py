@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from elman.cli.flags import AllFlags, ConfigFile, Json, Preset, Switch, resolved
+from elman.errors import UserError
 
 
 def plan(
@@ -37,6 +40,24 @@ def plan(
     from elman.cli.output import print_json, print_table, size
     from elman.training.scaling import Machine, forecast, measured_speeds, work_of
 
+    counts = {"vocabulary": (vocabulary,), "processes": processes}
+    amounts = {
+        "tokens": tokens,
+        "tera-operations": tera_operations,
+        "memory-gigabytes": memory_gigabytes,
+        "link-gigabytes": link_gigabytes,
+    }
+    times = {"step-microseconds": step_microseconds, "link-microseconds": link_microseconds}
+    for name, numbers in counts.items():
+        for number in numbers:
+            if number < 1:
+                raise UserError(f"--{name} is {number}; accepted: 1 or more")
+    for name, value in amounts.items():
+        if not 0 < value < math.inf:
+            raise UserError(f"--{name} is {value:g}; accepted: a number above 0")
+    for name, value in times.items():
+        if not 0 <= value < math.inf:
+            raise UserError(f"--{name} is {value:g}; accepted: 0 or more")
     settings = resolved(flags, preset, config)
     work = work_of(settings.model, settings.training, vocabulary)
     speeds = (tera_operations * 1e12, step_microseconds / 1e6)

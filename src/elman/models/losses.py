@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_FEW_NUMBERS = 2**20
+FEW_NUMBERS = 2**20
 """Logits of a whole batch that PyTorch's own operations take as they are: 4 MiB of float32."""
 _NUMBERS_AT_ONCE = 2**22
 """Logits of a piece: 16 MiB of float32."""
@@ -212,7 +212,7 @@ def in_pieces(cost: RowCost, positions: Positions, parameters: tuple[Tensor, ...
     numbers_per_row = cost.numbers_per_row(parameters)
     num_rows = max(_MIN_ROWS, _NUMBERS_AT_ONCE // numbers_per_row)
     # A compiler makes a form of its own, and cannot look into this one.
-    if torch.compiler.is_compiling() or len(x_RF) * numbers_per_row <= _FEW_NUMBERS:
+    if torch.compiler.is_compiling() or len(x_RF) * numbers_per_row <= FEW_NUMBERS:
         return Costs(*(part * weight_R for part in cost.costs(positions, parameters)))
     if not takes_gradient:
         starts = range(0, len(x_RF), num_rows)

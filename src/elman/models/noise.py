@@ -37,6 +37,8 @@ class Noise:
         first_step: the number of the first step at hand.
         masks: those drawn for the whole segment, by place.
         sparse_rows: whoever takes the gradient can do with one of the embedding that holds the rows read alone.
+        num_skipped: batches skipped at this update. Masks stay what they are; what stands for the whole vocabulary is
+            drawn anew, because it may be why the loss was no longer believed.
     """
 
     seed: int
@@ -47,6 +49,7 @@ class Noise:
     first_step: int = 0
     masks: dict[str, Tensor] = field(default_factory=dict, compare=False)
     sparse_rows: bool = False
+    num_skipped: int = 0
 
     def of_rows(self, first: int) -> Noise:
         """For rows further on: those at hand from this one on."""

@@ -24,6 +24,8 @@ _ENOUGH_UPDATES = 50
 """Updates an epoch has with the batch that is proposed."""
 _RISE, _RELATIVE_RISE = 0.5, 0.2
 """Of the training loss, in nats and relative to its lowest: more than texts of several kinds bring about."""
+_NO_GUESS = 1.01
+"""Times what a guess costs that no training comes to by learning too little: it begins with a guess."""
 _LEARNED_LATEST = 512
 """Updates after the warm-up by which a model knows more than how frequent each token is."""
 _SKIPPED_OFTEN = 3
@@ -38,13 +40,24 @@ class Advisor:
 
     Args:
         config: all settings.
-        updates_per_epoch: of this layout of the text.
+        batch_size: of this layout of the text, which may be too short for the one that is set.
+        updates_per_epoch: of this layout.
+        vocab_size: tokens that a guess would have to choose from.
         unigram_nats: gives what a token costs when only its frequency is known; called once at most.
     """
 
-    def __init__(self, config: Config, updates_per_epoch: int, unigram_nats: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        batch_size: int,
+        updates_per_epoch: int,
+        vocab_size: int,
+        unigram_nats: Callable[[], float],
+    ) -> None:
         self._config = config
-        self._updates_per_epoch = updates_per_epoch
+        self._batch_size, self._updates_per_epoch = batch_size, updates_per_epoch
+        self._guess_nats = math.log(vocab_size)
         self._unigram_nats = unigram_nats
         self._window: list[Mapping[str, float]] = []
         self._means: list[float] = []
@@ -56,12 +69,13 @@ class Advisor:
 
     def at_start(self) -> list[str]:
         """What the settings alone show."""
-        batch_size, updates = self._config.training.batch_size, self._updates_per_epoch
+        batch_size, updates = self._batch_size, self._updates_per_epoch
         if updates >= _FEW_UPDATES or batch_size == 1 or self._config.data.pairs:
             return []
         smaller = max(1, batch_size * updates // _ENOUGH_UPDATES)
         return [
-            f"the batch is large for this text: an epoch has only {updates} updates; take training.batch_size {smaller}"
+            f"the batch is large for this text: an epoch has only {updates} update{'s' * (updates != 1)}; take "
+            f"training.batch_size {smaller}"
         ]
 
     def remarks(self, kind: str, values: Mapping[str, Any], measured: Mapping[str, float]) -> list[str]:
@@ -99,6 +113,13 @@ class Advisor:
                     f"too high; take a third of {self._rates}, or what elman lr-find proposes",
                 )
         after_warmup = update - self._config.training.warmup_updates
+        if after_warmup >= WINDOW and mean > _NO_GUESS * self._guess_nats:
+            yield (
+                "rate",
+                f"after {update} updates a token costs {mean:.2f} nats, and a guess among all would cost "
+                f"{self._guess_nats:.2f}: the rate ({rate:.2g} now) is too high; take a third of {self._rates}, or "
+                "what elman lr-find proposes",
+            )
         if _LEARNED_LATEST <= after_warmup < _LEARNED_LATEST + WINDOW and mean >= self._unigram_nats():
             yield (
                 "rate",
@@ -125,11 +146,13 @@ class Advisor:
     def _of_skipped(self) -> Iterator[tuple[str, str]]:
         self._num_skipped += 1
         if self._num_skipped == _SKIPPED_OFTEN:
-            yield (
-                "rate",
-                f"{_SKIPPED_OFTEN} batches were skipped because their loss was not to be trusted: the rate is too "
-                f"high, or gradients are not clipped; take a third of {self._rates}, or a lower training.max_grad_norm",
+            why = (
+                f"the rate is too high, or gradients are not clipped; take a third of {self._rates}, or a lower "
+                "training.max_grad_norm"
             )
+            if drawn := self._config.training.num_negatives:
+                why = f"it is an estimate by {drawn} negatives; take more training.num_negatives, or the exact loss (0)"
+            yield "rate", f"{_SKIPPED_OFTEN} batches were skipped because their loss was not to be trusted: {why}"
 
     def _of_estimate(self, nats: float, update: int) -> Iterator[tuple[str, str]]:
         loss = self._means[-1] if self._means else math.inf

@@ -39,7 +39,7 @@ from elman.training.checkpoint import Checkpoint
 from elman.training.distillation import Teacher
 from elman.training.distributed import Gathered, Ranks, choose_device, gather_tensors
 from elman.training.gradients import Gradients
-from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
+from elman.training.guard import MAX_RETURNS, Guard
 from elman.training.layout import lay_out
 from elman.training.objective import proposal_of
 from elman.training.optimizers import Optimizer, learning_rate_share
@@ -165,7 +165,13 @@ class Trainer:
         """Values of notices about how the training goes on, which say nothing of its text or model."""
         self.origin: Mapping[str, Any] | None = None
         """What was taken over from another model, for the record."""
-        self._advisor = Advisor(config, self.streams.num_segments, lambda: unigram_nats(dataset))
+        self._advisor = Advisor(
+            config,
+            batch_size=self.streams.batch_size,
+            updates_per_epoch=self.streams.num_segments,
+            vocab_size=dataset.tokenizer.size,
+            unigram_nats=lambda: unigram_nats(dataset),
+        )
         if not isinstance(self.network, CountedModel):
             self.notices += self._advisor.at_start()
         self.update = 0
@@ -361,7 +367,14 @@ class Trainer:
         first_row = share_of(len(whole.tokens_BT), self.ranks.rank, self.ranks.size).start
         # What is added up or divided between processes has to be dense.
         sparse_rows = self._optimizer.takes_sparse_rows and self.ranks.size == 1
-        noise = Noise(self.config.seed, self.update, self.streams.batch_size, first_row, sparse_rows=sparse_rows)
+        noise = Noise(
+            self.config.seed,
+            self.update,
+            self.streams.batch_size,
+            first_row,
+            sparse_rows=sparse_rows,
+            num_skipped=self.guard.num_in_a_row,
+        )
         if self.config.training.reset_probability:
             drawn_B = noise.uniform((num_rows,), "reset", self.device)
             initial = self._initial_state(num_rows)
@@ -415,22 +428,21 @@ class Trainer:
         Raises:
             TrainingError: there is none, or that has been tried often enough.
         """
-        if self._last_saved is None or self.guard.gives_up:
-            tried = f" after {MAX_RETURNS} returns to a saved state at half the rate each" * self.guard.gives_up
-            raise TrainingError(
-                f"{self.guard.num_in_a_row} batches in a row went wrong after update {self.update}{tried}; the weights "
-                "before them are kept: lower training.learning_rate, or set training.max_grad_norm"
-            )
+        wrong = f"{self.guard.num_in_a_row} batches in a row went wrong after update {self.update}"
+        remedy = "lower training.learning_rate or training.max_grad_norm"
+        if self._last_saved is None:
+            raise TrainingError(f"{wrong}, and there is no saved state to return to: {remedy}")
         lost, elapsed_seconds = self.guard, self.elapsed_seconds
         self.guard = Guard(self.config.training.spike_deviations)
-        update = self.update
         self.restore(self._last_saved())
         self.guard.returned_from(lost)
         self.elapsed_seconds = elapsed_seconds
-        text = (
-            f"{MAX_IN_A_ROW} batches in a row went wrong after update {update}: back to update {self.update}, with "
-            f"{self.guard.rate:g} of the learning rate"
-        )
+        if lost.gives_up:
+            raise TrainingError(
+                f"{wrong}, after {MAX_RETURNS} returns to a saved state at half the rate each; "
+                f"the weights of update {self.update} are kept: {remedy}"
+            )
+        text = f"{wrong}: back to update {self.update}, with {self.guard.rate:g} of the learning rate"
         values = {"update": self.update, "tokens": self.tokens, "num_returns": self.guard.num_returns}
         return Record("returned", {**values, "text": text})
 

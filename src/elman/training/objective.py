@@ -13,7 +13,7 @@ from torch import Tensor
 
 from elman.baselines import token_counts
 from elman.config import EmbeddingConfig, ModelConfig, TrainingConfig
-from elman.errors import TrainingError
+from elman.errors import ConfigError, TrainingError
 from elman.models.contract import LanguageModel
 from elman.models.heads import OutputHead
 from elman.models.losses import Costs, Negatives, Objective, Proposal, unigram_chances
@@ -21,9 +21,18 @@ from elman.models.noise import Noise
 
 
 def proposal_of(config: TrainingConfig, tokens: NDArray[Any], vocab_size: int) -> Proposal | None:
-    """What negatives are drawn from, by how often each token occurs in a text; none where all tokens count."""
+    """What negatives are drawn from, by how often each token occurs in a text; none where all tokens count.
+
+    Raises:
+        ConfigError: there are to be as many as tokens in the vocabulary, or more.
+    """
     if not config.num_negatives:
         return None
+    if config.num_negatives >= vocab_size:
+        raise ConfigError(
+            f"training.num_negatives {config.num_negatives} stands for a vocabulary of {vocab_size} tokens; accepted: "
+            "fewer than that. Leave it out: the exact loss takes less"
+        )
     return Proposal(unigram_chances(torch.from_numpy(token_counts(tokens, vocab_size))))
 
 
@@ -57,7 +66,8 @@ def training_costs(
         if proposal is None:
             raise TrainingError("training.num_negatives draws tokens, and nothing says how likely each is")
         # Drawn on the CPU: in float64, and the same on every device.
-        drawn_N = noise.common((config.num_negatives,), "negatives", torch.device("cpu"))
+        place = f"negatives.{noise.num_skipped}" if noise.num_skipped else "negatives"
+        drawn_N = noise.common((config.num_negatives,), place, torch.device("cpu"))
         negatives = Negatives(*(tensor.to(features_BTF.device) for tensor in proposal.draw(drawn_N)))
     objective = Objective(config.label_smoothing, negatives, noise.sparse_rows, dtype)
     costs = head.training_costs(features_BTF, targets_BT, weight_BT, objective)

@@ -28,6 +28,7 @@ from elman.data.streams import Segment
 from elman.errors import ConfigError
 from elman.models.contract import CountedModel, LanguageModel
 from elman.models.kinds import build_model, model_class
+from elman.models.losses import FEW_NUMBERS
 from elman.models.noise import Noise
 from elman.process import as_in_training
 from elman.training.distributed import Ranks, choose_device
@@ -231,7 +232,10 @@ def _saved_bytes(network: LanguageModel, training: TrainingConfig, steps: int) -
     segment = _segment(network.vocab_size, 1, steps)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         features_BTF, _ = network.features(segment.tokens_BT, network.initial_state(1), None, Noise(1, 0, 1))
-        graph = network.head.nll(features_BTF, segment.targets_BT, segment.weight_BT).sum()
+        graph = features_BTF
+        # A loss in pieces keeps gradients alone, which are counted with the parameters and the features.
+        if training.batch_size * training.bptt * network.vocab_size <= FEW_NUMBERS:
+            graph = network.head.nll(features_BTF, segment.targets_BT, segment.weight_BT).sum()
     total = sum(kept.values()) + 2 * features_BTF.nbytes
     del graph  # until here, what it keeps has addresses of its own
     return total
