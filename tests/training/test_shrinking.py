@@ -269,6 +269,8 @@ def test_a_file_that_is_there_stays_and_a_model_without_its_corpus_is_refused(ru
         shrink(run.model, tmp_path / "there", sparsity=0.5)
     with pytest.raises(ModelFileError, match=r"is not a run folder: it has no run\.toml"):
         shrink(tmp_path, tmp_path / "there", sparsity=0.5)
+    with pytest.raises(ModelFileError, match=r"no run folder '.*nowhere'"):
+        shrink(tmp_path / "nowhere", tmp_path / "there", sparsity=0.5)
 
 
 @pytest.mark.parametrize("place", ["file/small", "file/new/small", "/proc/small", "x" * 300])

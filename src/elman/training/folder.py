@@ -63,6 +63,8 @@ class Run:
     def open(cls, path: str | Path) -> Self:
         """The run in a folder. Raises ModelFileError if there is none."""
         path = Path(path)
+        if not path.exists():
+            raise ModelFileError(f"no run folder {str(path)!r}")
         if not (path / "run.toml").is_file():
             raise ModelFileError(f"{str(path)!r} is not a run folder: it has no run.toml")
         return cls(path)
