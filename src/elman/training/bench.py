@@ -52,7 +52,7 @@ RECORDED = {
     "cpu-3min": Recorded(180.0, ((400, 1.5761), (900, 1.4385), (1282, 1.4121), (2567, 1.3926))),
     "cpu-10min": Recorded(600.0, ((2672, 1.3785),)),
 }
-"""By `python benchmarks/training.py curve`; where the number of updates is not round, by `quality.py`, the mean of three."""
+"""By `benchmarks/training.py curve`; where the number of updates is not round, by `quality.py`, the mean of three."""
 
 
 @dataclass(frozen=True)
