@@ -207,6 +207,11 @@ def evaluate(
         team=team,
     )
     notices = list(subject.notices)
+    if math.isnan(measured.score.nats_per_token):
+        notices.append(
+            "the model gives no number (nan) for some tokens: its weights have gone wrong; train it anew at a lower "
+            "training.learning_rate"
+        )
     beside: Mapping[str, Score] = {}
     learning: Adapted | None = None
     caching: Adapted | None = None

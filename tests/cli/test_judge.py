@@ -14,6 +14,7 @@ from elman.errors import TextError, UserError
 from elman.evaluation import Evaluation
 from elman.judge import dataset_of_run, evaluate
 from elman.metrics import Score
+from elman.models.file import load_model, model_bytes
 
 
 def held_out(corpus: Path, first: float, last: float) -> str:
@@ -250,3 +251,16 @@ def test_unknown_words_have_a_rate_and_a_price(elman, corpus, tmp_path, tiny):
     assert result["unknown_kinds"] > 3
     assert result["adjusted_perplexity"] > result["perplexity"]
     assert "of the tokens are <unk>; perplexity that has to say which one each is" in elman("eval", out).out
+
+
+def test_weights_that_give_no_numbers_are_told(run, tmp_path):
+    bundle = load_model(run)
+    for parameter in bundle.network.parameters():
+        parameter.data.sign_().mul_(3e38)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(model_bytes(bundle))
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 20)
+    judgement = evaluate(path, tmp_path / "text.txt")
+    assert math.isnan(judgement.evaluation.score.nats_per_token)
+    assert any("gives no number (nan) for some tokens" in notice for notice in judgement.notices)
+    assert not any("gives no number" in notice for notice in evaluate(run).notices)
