@@ -42,7 +42,7 @@ def test_every_command_explains_itself(elman, command):
         (["train", "--preset", "demoo"], "demo"),
         (["train", "no such file"], "no such file"),
         (["train", "--config", "no.toml"], "no configuration file"),
-        (["resume", "nowhere"], "not a run folder"),
+        (["resume", "nowhere"], "no run folder 'nowhere'"),
         (["eval", "nowhere"], "no run folder or model file"),
         (["sample", "nowhere", "--temperature", "-1"], "sampling.temperature"),
         (["inspect", "modle", "x"], "model"),
