@@ -15,7 +15,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _USUAL_MMAP_THRESHOLD = 2**25
 """Bytes. By itself the C library moves its threshold from 2^17 up to this as large pieces are freed."""
 _NEVER = 2**31 - 1
-"""Bytes that no piece of memory has, and the largest number that ``mallopt`` takes."""
+"""Bytes: more than nearly all pieces have, and the largest number that ``mallopt`` takes."""
 
 
 @contextmanager
