@@ -149,18 +149,16 @@ class TokenizerConfig(Section):
     path: str | None = None
     """An existing `tokenizer.json` of the Hugging Face format, used as it is."""
 
-    meaningful = {"sample_bytes": ("level", ("bpe",))}
+    meaningful = {
+        "min_count": ("level", ("char", "word")),
+        "max_size": ("level", ("char", "word", "bpe")),
+        "sample_bytes": ("level", ("bpe",)),
+    }
 
     @model_validator(mode="after")
-    def _settings_fit_the_level(self) -> TokenizerConfig:
-        if self.level == "byte" and (self.min_count > 1 or self.max_size is not None):
-            raise ValueError(
-                "min_count and max_size have no meaning for level 'byte', whose vocabulary is all 256 bytes"
-            )
-        if self.level == "bpe" and self.min_count > 1:
-            raise ValueError("min_count has no meaning for level 'bpe'; max_size sets the vocabulary")
+    def _path_fits(self) -> TokenizerConfig:
         if self.path is not None and (self.level != "bpe" or self.max_size is not None):
-            raise ValueError("path names a finished tokenizer: give it with level 'bpe' and without max_size")
+            raise ValueError("path names a finished tokenizer: give it with level 'bpe' and max_size none")
         return self
 
 

@@ -31,7 +31,7 @@ from elman.config import (
     TrainingConfig,
 )
 from elman.errors import ConfigError, nearest
-from elman.models.kinds import kind_names, model_config, model_config_class, section_of
+from elman.models.kinds import kind_names, kind_of, model_config, model_config_class, section_of, whose
 
 _MEANINGLESS_FOR_PAIRS = (
     ("data", "field"),
@@ -163,7 +163,7 @@ def resolve(
 
     Args:
         settings: values by section, such as ``{"training": {"bptt": 64}, "seed": 1}``.
-        preset: a name of :func:`preset_names`; a preset named in the file or the settings counts as well.
+        preset: a name of :func:`preset_names`, in place of one named in the settings, and that of one in the file.
         file: a TOML file, such as the ``run.toml`` of a run.
 
     Raises:
@@ -172,6 +172,7 @@ def resolve(
     given = settings or {}
     from_file = _read_toml(Path(file)) if file is not None else {}
     _refuse_unnamed_cell(from_file, given, file)
+    _refuse_idle_preset(preset or given.get("preset"), from_file, file)
     fixed = _fixed(from_file, given)
     config = _put_together(given, preset, from_file, fixed)
     for where, sections in fixed.items():
@@ -203,7 +204,7 @@ def _put_together(
         if not isinstance(merged.get(name, {}), Mapping):
             continue  # which is an error below
         below = {} if name == "model" else merged.get(name, {})
-        merged[name] = {**below, **values, **from_file.get(name, {}), **given.get(name, {})}
+        merged[name] = _merge_section(name, below, {**values, **from_file.get(name, {}), **given.get(name, {})})
     if preset:
         merged["preset"] = preset
     try:
@@ -295,6 +296,17 @@ def _refuse_unnamed_cell(from_file: Mapping[str, Any], given: Mapping[str, Any],
     kind = in_file.get("kind") if isinstance(in_file, Mapping) else None
     if isinstance(kind, str) and is_own_cell(kind) and not (isinstance(by_person, Mapping) and "kind" in by_person):
         raise ConfigError(f"{str(file)!r} names the cell {kind!r}: give it yourself, as in --model.kind {kind}")
+
+
+def _refuse_idle_preset(preset: str | None, from_file: Mapping[str, Any], file: str | Path | None) -> None:
+    """A file of a finished run holds every setting, and nothing is left of a preset that is given beside it."""
+    if file is None or preset is None or preset in ("none", from_file.get("preset")):
+        return
+    if _merge(load_preset(preset), from_file) == _merge({}, from_file):
+        raise ConfigError(
+            f"preset {preset!r} would change nothing: {str(file)!r} goes before it and has a value for each of its "
+            "settings; leave one of the two out"
+        )
 
 
 def resolve_run(file: Path, *, cell: str | None = None, changes: Mapping[str, Any] | None = None) -> Config:
@@ -405,6 +417,18 @@ def _section_class(name: str, values: Mapping[str, Any]) -> type[Section] | None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
+def _not_there(path: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """What is said of a setting that its section does not have: which kinds of model have it, or what there is."""
+    where, name = ".".join(path), path[-1]
+    if path[0] == "model" and len(path) > 1:
+        kind = kind_of(settings["model"])
+        others = [other for other in kind_names() if other != kind and name in model_config_class(other).model_fields]
+        if others:
+            return f"{where} has no meaning for model.kind {kind!r}{whose(others)}: leave it out, or take another kind"
+    section = _section_class(path[0], settings[path[0]]) if len(path) > 1 else Config
+    return f"unknown setting {where}{nearest(name, (section or Config).model_fields)}"
+
+
 def _one_line(error: ValidationError, settings: Mapping[str, Any]) -> str:
     """What is wrong with the settings, every fault in its clause: where, what was given, what is accepted."""
     faults = []
@@ -412,8 +436,7 @@ def _one_line(error: ValidationError, settings: Mapping[str, Any]) -> str:
         path = [str(part) for part in fault["loc"] if not str(part).startswith("function-")]
         where = ".".join(path)
         if fault["type"] == "extra_forbidden":
-            section = _section_class(path[0], settings[path[0]]) if len(path) > 1 else Config
-            faults.append(f"unknown setting {where}{nearest(path[-1], (section or Config).model_fields)}")
+            faults.append(_not_there(path, settings))
         elif fault["type"] == "value_error":
             faults.append(f"{where + ': ' if where else ''}{fault['ctx']['error']}")
         else:

@@ -55,6 +55,13 @@ def test_loss_and_speed_are_those_of_the_last_second():
     assert dashboard.seconds_left == pytest.approx(12.0)
 
 
+def test_the_speed_after_a_return_is_that_of_what_came_after_it():
+    dashboard = Dashboard(resolve())
+    for number, elapsed in ((40, 3.0), (41, 3.1), (11, 3.2), (12, 3.3)):
+        dashboard.see(update(number, nats=2.0, elapsed=elapsed))
+    assert dashboard.tokens_per_second == pytest.approx(1000)
+
+
 def test_one_update_alone_has_its_own_speed():
     dashboard = Dashboard(resolve())
     dashboard.see(update(1, nats=3.0, elapsed=0.1, speed=77.0))

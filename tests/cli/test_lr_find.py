@@ -28,5 +28,5 @@ def test_it_prints_a_curve_and_a_proposal(elman, tiny_corpus, tmp_path):
 def test_json_is_one_object(elman, tiny_corpus):
     result = elman("lr-find", tiny_corpus, *SMALL, "--json")
     found = json.loads(result.out)
-    assert found.keys() == {"suggestion", "lowest", "steepest", "rates", "nats", "smoothed"}
+    assert found.keys() == {"suggestion", "lowest", "steepest", "remark", "rates", "nats", "smoothed"}
     assert len(found["rates"]) == len(found["nats"]) == len(found["smoothed"]) == 20

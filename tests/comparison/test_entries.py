@@ -125,7 +125,7 @@ def test_rates_are_multiplied_alike(corpus):
         ("a: training.max_updates=5", Terms("tokens", 10), "the budget of a comparison is one for all"),
         ("a: model.hidden_size=5", Terms("tokens", 10, 1000), "hidden_size is what is sought for --parameters"),
         ("a: model.kind=lsmt", Terms("tokens", 10), "did you mean 'lstm'"),
-        ("a: model.order=3", Terms("tokens", 10), "entry 'a': unknown setting model.order"),
+        ("a: model.order=3", Terms("tokens", 10), "entry 'a': model.order has no meaning"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_with_the_name_of_the_entry(corpus, entry, terms, complaint):

@@ -171,6 +171,31 @@ def test_a_batch_that_is_large_for_the_text_is_told_before_anything_is_trained()
     assert advisor_of(config, 1, batch_size=1).at_start() == []
 
 
+@pytest.mark.parametrize(
+    ("training", "most", "proposed"),
+    [
+        ({"warmup_updates": 1_000_000, "max_updates": 100}, 100, 10),
+        ({"warmup_updates": 101, "max_updates": 100, "max_epochs": 9}, 100, 10),
+        ({"warmup_updates": 51, "max_epochs": 2.5, "max_updates": 100}, 50, 5),
+        ({"max_updates": 8}, 8, 0),
+    ],
+)
+def test_a_warm_up_that_outlasts_the_training_is_told_before_anything_is_trained(
+    training: dict[str, Any], most: int, proposed: int
+):
+    config = resolve({"training": training})
+    (text,) = advisor_of(config, 20).at_start()
+    assert f"takes {config.training.warmup_updates} updates, the training {most}: the rate stays below" in text
+    assert text.endswith(f"take training.warmup_updates {proposed}")
+    assert advisor_of(resolve({"training": training | {"warmup_updates": most}}), 20).at_start() == []
+    assert advisor_of(resolve({"training": training | {"warmup_updates": proposed}}), 20).at_start() == []
+
+
+@pytest.mark.parametrize("budget", [{"max_seconds": 1}, {"max_updates": 1}], ids=["unknown", "a trial"])
+def test_of_a_warm_up_nothing_is_said_where_it_is_not_known_to_be_too_long(budget: dict[str, Any]):
+    assert advisor_of(resolve({"training": {"warmup_updates": 1_000_000, **budget}}), 20).at_start() == []
+
+
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_hear_nothing_before_they_are_trained_on_a_text_of_a_megabyte(preset: str):
     config = resolve(preset=preset)

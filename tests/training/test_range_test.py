@@ -42,6 +42,13 @@ def test_the_steepest_fall_is_looked_for_before_the_lowest_loss_alone():
     assert curve([4.0, 3.9, 3.5, 3.4, 9.0, 5.0]).steepest == pytest.approx(10.0**-4.5)
 
 
+def test_where_there_was_no_valley_it_is_said():
+    still_fell = "the loss still fell at the last rate, 3.2e-05: let it rise further (to_rate)"
+    assert curve([4.0, 3.0, 2.0]).remark == still_fell
+    assert "begin at a lower one" in (curve([3.0, 4.0, 5.0]).remark or "")
+    assert curve([4.0, 2.0, 3.0]).remark is None
+
+
 def test_rates_rise_by_one_factor_and_the_test_stops_when_the_loss_has_turned_up(corpus: Path):
     found = range_test(corpus, from_rate=1e-4, to_rate=1e3, num_updates=60, **SMALL)
     steps = [math.log(after / before) for before, after in zip(found.rates, found.rates[1:], strict=False)]
@@ -92,3 +99,4 @@ def test_the_page_shows_the_curve(tmp_path: Path):
     html = found.page().html()
     assert "<svg" in html
     assert f"--training.learning-rate {found.suggestion:g}" in html
+    assert "let it rise further" in curve([4.0, 3.0]).page().html()

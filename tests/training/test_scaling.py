@@ -194,3 +194,25 @@ def test_the_command_prints_a_forecast_for_every_number_of_devices(capsys: pytes
     printed = capsys.readouterr().out
     assert printed.count("whole") == 2
     assert "! does not fit into 100.0 kB" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "vocabulary"),
+    [
+        ([], 256),
+        (["--preset", "cpu-1min-bpe"], 1000),
+        (["--preset", "cpu-1min-bpe", "--vocabulary", "300"], 300),
+        (["--preset", "cpu-1min-bpe", "--tokenizer.level", "byte"], 256),
+    ],
+)
+def test_the_vocabulary_is_that_of_the_tokenizer_unless_it_is_given(
+    words: list[str], vocabulary: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["plan", *words, "--model.hidden-size", "8", "--model.embedding-size", "8", "--processes", "1"]
+    config = resolve({"model": {"hidden_size": 8, "embedding_size": 8}})
+    expected = work_of(config.model, config.training, vocabulary).parameters
+    assert main([*small, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["vocabulary"], found["work"]["parameters"]) == (vocabulary, expected)
+    assert main(small) == 0
+    assert f"{expected:,} parameters, a vocabulary of {vocabulary:,}, " in " ".join(capsys.readouterr().out.split())

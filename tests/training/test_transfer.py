@@ -277,6 +277,13 @@ def test_dropout_may_differ_and_a_preset_gives_way(texts, old_run, tmp_path):
     assert dry_run(texts[1], from_model=old_run.path, **settings()).parameters > 0
 
 
+def test_a_preset_of_pieces_gives_way_to_the_bytes_of_the_model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(path, random_bundle(model_config({"hidden_size": 5}), ByteTokenizer()))
+    tokenizer = resolve({"from_model": str(path)}, preset="cpu-1min-bpe").tokenizer
+    assert (tokenizer.level, tokenizer.max_size) == ("byte", None)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

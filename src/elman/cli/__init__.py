@@ -13,10 +13,21 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any, get_args
 
-from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnknownOptionError,
+    UnusedCliTokensError,
+    convert,
+)
 
 import elman
 from elman.errors import ElmanError, LostProcessError, UserError
@@ -103,9 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os._exit(code)
         return code
     except CycloptsError as error:
-        error.verbose = False
-        said = error.__cause__ if isinstance(error.__cause__, UserError) else error
-        return _complain("error", str(said).strip(), 2)
+        return _complain("error", _refusal(error), 2)
     except KeyboardInterrupt as error:
         number = error.args[0] if error.args else _SIGINT
         return _complain("interrupted", "nothing was left to save", 128 + number)
@@ -131,6 +140,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         what = f"{type(error).__name__}: {error}"
         return _complain("bug", f"{what}; run with ELMAN_TRACEBACK=1 for the traceback", 1)
+
+
+def _refusal(error: CycloptsError) -> str:
+    """What is wrong with the words: as the parser says it, unless it guesses or says less than it knows."""
+    if isinstance(error.__cause__, UserError):
+        return str(error.__cause__)
+    error.verbose = False
+    if isinstance(error, MissingArgumentError) and error.keyword is not None:
+        error.unused_tokens = None  # it would propose another spelling of an option that it knows
+    elif isinstance(error, UnknownOptionError):
+        given = str(error.token.keyword or error.token.value).partition("=")[0]
+        names = [name for argument in error.argument_collection for name in argument.names]
+        if same := [name for name in names if _without_section(name) == _without_section(given)]:
+            return f"Unknown option: {given}. Did you mean {' or '.join(same)}?"
+    elif isinstance(error, UnusedCliTokensError) and error.target is not None:
+        command = " ".join((app.name[0], *(error.command_chain or ())))
+        takes = [
+            one.name.upper() for one in signature(error.target).parameters.values() if one.kind is one.POSITIONAL_ONLY
+        ]
+        return (
+            f"{' '.join(error.unused_tokens or ())!r} is too much: {command} takes {' and '.join(takes) or 'nothing'} "
+            f"beside its options; {command} --help lists them"
+        )
+    return str(error)
+
+
+def _without_section(option: str) -> str:
+    """``max_seconds`` of ``--training.max-seconds``."""
+    return option.lstrip("-").rpartition(".")[2].replace("-", "_")
 
 
 def _complain(what: str, message: str, exit_code: int) -> int:

@@ -73,6 +73,8 @@ class Dashboard:
 
     def _see_update(self, record: Mapping[str, Any]) -> None:
         elapsed = record["measured"]["elapsed_seconds"]
+        if self._window and record["tokens"] < self._window[-1][1]:  # the training has gone back
+            self._window.clear()
         self._window.append((elapsed, record["tokens"], record["nats"]))
         while len(self._window) > 2 and elapsed - self._window[1][0] >= _SPEED_WINDOW_SECONDS:
             self._window.popleft()

@@ -17,7 +17,7 @@ from cyclopts.validators import Number
 from pydantic.fields import FieldInfo
 
 from elman.config import BUDGETS, SamplingConfig, Section, TrainingConfig
-from elman.models.kinds import kind_names, model_config_class
+from elman.models.kinds import kind_names, model_config_class, whose
 from elman.settings import Config, preset_names, resolve, with_corpus
 
 _PLACEHOLDERS = {int: "N", float: "X", str: "TEXT"}
@@ -149,17 +149,9 @@ def _model_settings() -> Iterator[tuple[str, tuple[FieldInfo, str]]]:
             fields.setdefault(name, field)
             found.setdefault(name, {}).setdefault(_help(section, name), []).append(kind)
     for name in sorted(found, key=lambda name: (name != "kind", -sum(map(len, found[name].values())))):
-        texts = [text + _whose(kinds) for text, kinds in found[name].items()]
+        texts = [text + whose(kinds) for text, kinds in found[name].items()]
         help_text = f"One of {', '.join(kind_names())}. " * (name == "kind") + " / ".join(texts)
         yield name, (fields[name], help_text)
-
-
-def _whose(kinds: list[str]) -> str:
-    """Which kinds a help text is for, the shorter way round."""
-    others = [kind for kind in kind_names() if kind not in kinds]
-    if not others:
-        return ""
-    return f" (not {', '.join(others)})" if len(others) < len(kinds) else f" ({', '.join(kinds)} only)"
 
 
 OF_ONE_TEXT = tuple(
@@ -181,7 +173,10 @@ ConfigFile = Annotated[Path | None, Parameter(help="A TOML file of settings, suc
 Json = Annotated[Switch, Parameter(help="Print one JSON object on standard output.")]
 Preset = Annotated[
     str | None,
-    Parameter(choices=preset_names(), help="A named set of settings; --config and single settings override it."),
+    Parameter(
+        choices=preset_names(),
+        help="A named set of settings, in place of one that --config names; --config and single settings override it.",
+    ),
 ]
 
 if TYPE_CHECKING:

@@ -50,6 +50,8 @@ def lr_find(
     print(f"lowest    {found.lowest:.1e}, where the loss is lowest")
     print(f"steepest  {found.steepest:.1e}, where it falls the most")
     flag = " ".join(f"--training.{name.replace('_', '-')} {rate:g}" for name, rate in found.settings().items())
+    if found.remark is not None:
+        print(f"remark    {found.remark}")
     print(f"proposed  {flag}")
     return 0
 

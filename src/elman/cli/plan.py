@@ -10,7 +10,7 @@ from elman.errors import UserError
 
 def plan(
     *,
-    vocabulary: int = 256,
+    vocabulary: int | None = None,
     tokens: float = 1e9,
     processes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64),
     measure: Switch = False,
@@ -27,7 +27,7 @@ def plan(
     """What a training takes on one device or on many: memory, time, communication.
 
     Args:
-        vocabulary: Tokens in the vocabulary.
+        vocabulary: Tokens in the vocabulary; none: tokenizer.max_size, and 256 where that is none.
         tokens: Tokens to train on, in all.
         processes: Numbers of devices, one process for each, with training.batch_size rows each. Repeat it for several.
         measure: Take the speed of products and of steps from short trainings on this machine.
@@ -40,6 +40,9 @@ def plan(
     from elman.cli.output import print_json, print_table, size
     from elman.training.scaling import Machine, forecast, measured_speeds, work_of
 
+    settings = resolved(flags, preset, config)
+    if vocabulary is None:
+        vocabulary = settings.tokenizer.max_size or 256
     counts = {"vocabulary": (vocabulary,), "processes": processes}
     amounts = {
         "tokens": tokens,
@@ -58,7 +61,6 @@ def plan(
     for name, value in times.items():
         if not 0 <= value < math.inf:
             raise UserError(f"--{name} is {value:g}; accepted: 0 or more")
-    settings = resolved(flags, preset, config)
     work = work_of(settings.model, settings.training, vocabulary)
     speeds = (tera_operations * 1e12, step_microseconds / 1e6)
     if measure:
@@ -71,7 +73,8 @@ def plan(
     ]
     if json:
         found = [one.to_dict() | {"hours": tokens / one.tokens_per_second / 3600} for one in forecasts]
-        print_json({"work": vars(work), "machine": vars(machine), "tokens": tokens, "forecasts": found})
+        asked = {"vocabulary": vocabulary, "tokens": tokens}
+        print_json({"work": vars(work), "machine": vars(machine), **asked, "forecasts": found})
         return
     rows = [
         (
@@ -87,7 +90,8 @@ def plan(
         for one in forecasts
     ]
     print_table(
-        f"{work.parameters:,} parameters, {work.rows} rows of {work.steps} tokens for each device; "
+        f"{work.parameters:,} parameters, a vocabulary of {vocabulary:,}, "
+        f"{work.rows} rows of {work.steps} tokens for each device; "
         f"{machine.operations_per_second / 1e9:,.1f} billion operations a second, "
         f"{1e6 * machine.step_seconds:,.1f} us for a step of a layer",
         ("devices", "model", "memory", "ms/update", "waiting", "links", "tokens/s", "hours"),

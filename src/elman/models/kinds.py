@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +37,14 @@ _KINDS = {
 def kind_names() -> tuple[str, ...]:
     """Every kind that Elman brings, sorted. A cell's name means the recurrent stack of it, `stack` a mixed one."""
     return tuple(sorted((*cell_names(), *_KINDS)))
+
+
+def whose(kinds: Sequence[str]) -> str:
+    """Which kinds something is for, the shorter way round: `` (gru, lstm only)``, or nothing where it is for all."""
+    others = [kind for kind in kind_names() if kind not in kinds]
+    if not others:
+        return ""
+    return f" (not {', '.join(others)})" if len(others) < len(kinds) else f" ({', '.join(kinds)} only)"
 
 
 def kind_of(settings: Mapping[str, Any]) -> Any:

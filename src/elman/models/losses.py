@@ -86,18 +86,19 @@ class RowCost(ABC):
         """How many numbers a position takes."""
 
     def add_gradients(
-        self, positions: Positions, parameters: tuple[Tensor, ...], of_parameters: tuple[Tensor, ...]
+        self, positions: Positions, parameters: tuple[Tensor, ...], of_parameters: tuple[Tensor, ...], beta: int
     ) -> tuple[Costs, Tensor]:
-        """The costs and the gradient of the features; that of the parameters is added to ``of_parameters``.
+        """The costs and the gradient of the features; ``of_parameters`` becomes beta times itself and theirs.
 
-        The gradient is that of the objective's sum, each position times its weight.
+        The gradient is that of the objective's sum, each position times its weight. Where beta is 0, what was there
+        before is not read.
         """
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in (positions.x_RF, *parameters)]
             costs = self.costs(positions._replace(x_RF=leaves[0]), tuple(leaves[1:]))
             of_x_RF, *found = torch.autograd.grad(costs.objective, leaves, positions.weight_R)
         for total, one in zip(of_parameters, found, strict=True):
-            total.add_(one)
+            total.add_(one) if beta else total.copy_(one)
         return Costs(costs.objective.detach(), costs.nats.detach()), of_x_RF
 
 
@@ -118,7 +119,7 @@ class LinearCost(RowCost):
         return costs_of(log_probs_RV, positions.targets_R, self.smoothing)
 
     def add_gradients(
-        self, positions: Positions, parameters: tuple[Tensor, ...], of_parameters: tuple[Tensor, ...]
+        self, positions: Positions, parameters: tuple[Tensor, ...], of_parameters: tuple[Tensor, ...], beta: int
     ) -> tuple[Costs, Tensor]:
         x_RF, targets_R, weight_R = positions
         matrix_VF, *biases = parameters
@@ -144,10 +145,10 @@ class LinearCost(RowCost):
         exp_RV = exp_RV.to(dtype)
         of_matrix_VF, *of_biases = of_parameters
         taken_R1 = ((1 - self.smoothing) * weight_R.to(dtype)).unsqueeze(1)
-        of_matrix_VF.addmm_(exp_RV.T, (x_RF * scale_R.unsqueeze(1)).to(dtype))
+        of_matrix_VF.addmm_(exp_RV.T, (x_RF * scale_R.unsqueeze(1)).to(dtype), beta=beta)
         of_matrix_VF.index_add_(0, targets_R, (x_RF * taken_R1).to(dtype), alpha=-1)
         for of_bias_V in of_biases:
-            of_bias_V.addmv_(exp_RV.T, scale_R)
+            of_bias_V.addmv_(exp_RV.T, scale_R, beta=beta)
             of_bias_V.index_add_(0, targets_R, taken_R1.squeeze(1), alpha=-1)
         of_x_RF = (exp_RV @ matrix_VF).mul_(scale_R.unsqueeze(1)).sub_(matrix_VF[targets_R] * taken_R1)
         return Costs(objective_R, nats_R), of_x_RF.to(x_RF.dtype)
@@ -258,13 +259,14 @@ def _with_gradients(
     cost: RowCost, num_rows: int, positions: Positions, parameters: tuple[Tensor, ...]
 ) -> tuple[Costs, list[Tensor]]:
     """Costs without their weights; the gradients, with them, of the features and of each parameter."""
-    of_parameters = tuple(torch.zeros_like(parameter) for parameter in parameters)
+    of_parameters = tuple(torch.empty_like(parameter) for parameter in parameters)
     found, of_x = [], []
     num_all = len(positions.x_RF)
     num_pieces = max(1, -(-num_all // num_rows))
     borders = [num_all * number // num_pieces for number in range(num_pieces + 1)]
-    for piece in map(slice, borders, borders[1:]):
-        costs, of_piece_RF = cost.add_gradients(positions.rows(piece), parameters, of_parameters)
+    for number, piece in enumerate(map(slice, borders, borders[1:])):
+        beta = int(number > 0)  # the first piece finds nothing to be added to
+        costs, of_piece_RF = cost.add_gradients(positions.rows(piece), parameters, of_parameters, beta)
         found.append(costs)
         of_x.append(of_piece_RF)
     objective_R, nats_R = (torch.cat([costs[part] for costs in found]) for part in (0, 1))

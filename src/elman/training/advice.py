@@ -22,6 +22,8 @@ _FEW_UPDATES = 10
 """Updates an epoch has at least where the batch suits the text."""
 _ENOUGH_UPDATES = 50
 """Updates an epoch has with the batch that is proposed."""
+_WARMUP_SHARE = 0.1
+"""Of the updates of a training: the warm-up that is proposed."""
 _RISE, _RELATIVE_RISE = 0.5, 0.2
 """Of the training loss, in nats and relative to its lowest: more than texts of several kinds bring about."""
 _NO_GUESS = 1.01
@@ -69,14 +71,21 @@ class Advisor:
 
     def at_start(self) -> list[str]:
         """What the settings alone show."""
-        batch_size, updates = self._batch_size, self._updates_per_epoch
-        if updates >= _FEW_UPDATES or batch_size == 1 or self._config.data.pairs:
-            return []
-        smaller = max(1, batch_size * updates // _ENOUGH_UPDATES)
-        return [
-            f"the batch is large for this text: an epoch has only {updates} update{'s' * (updates != 1)}; take "
-            f"training.batch_size {smaller}"
-        ]
+        said = []
+        batch_size, updates, training = self._batch_size, self._updates_per_epoch, self._config.training
+        if updates < _FEW_UPDATES and batch_size > 1 and not self._config.data.pairs:
+            smaller = max(1, batch_size * updates // _ENOUGH_UPDATES)
+            said.append(
+                f"the batch is large for this text: an epoch has only {updates} update{'s' * (updates != 1)}; take "
+                f"training.batch_size {smaller}"
+            )
+        num_updates = min(training.max_updates or math.inf, (training.max_epochs or math.inf) * updates)
+        if 1 < num_updates < training.warmup_updates:  # a single update is a trial, as a dry run makes one
+            said.append(
+                f"the warm-up takes {training.warmup_updates} updates, the training {math.ceil(num_updates)}: the rate "
+                f"stays below training.learning_rate; take training.warmup_updates {int(num_updates * _WARMUP_SHARE)}"
+            )
+        return said
 
     def remarks(self, kind: str, values: Mapping[str, Any], measured: Mapping[str, float]) -> list[str]:
         """What a record shows together with those before it.

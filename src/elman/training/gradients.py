@@ -165,9 +165,10 @@ class Gradients:
         if self.scale is not None and math.isfinite(grad_norm):
             self.scale.count()
         if self._config.max_grad_norm is not None:
-            factor = (self._config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            for gradient in self._gradients():
-                gradient.mul_(factor)
+            factor = self._config.max_grad_norm / (norm + 1e-6)
+            if factor < 1:
+                for gradient in self._gradients():
+                    gradient.mul_(factor)
         return loss, grad_norm, state
 
     def _backward(self, segment: Segment, whole: Segment, before: State, noise: Noise) -> tuple[Tensor, State]:

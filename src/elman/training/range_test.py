@@ -61,6 +61,15 @@ class RangeTest:
         """
         return float(f"{self.steepest:.1e}")
 
+    @property
+    def remark(self) -> str | None:
+        """What to ask for where the loss had no valley between the rates that were tried; else none."""
+        if self.lowest == self.rates[-1]:
+            return f"the loss still fell at the last rate, {self.lowest:.1e}: let it rise further (to_rate)"
+        if self.lowest == self.rates[0]:
+            return f"the loss rose from the first rate on, {self.lowest:.1e}: begin at a lower one (from_rate)"
+        return None
+
     def settings(self) -> dict[str, float]:
         """The settings proposed, by their names in ``training``."""
         proposed = {"learning_rate": self.suggestion}
@@ -80,6 +89,8 @@ class RangeTest:
         axes.set(xscale="log", xlabel="training.learning_rate", ylabel="nats per token")
         axes.legend()
         page.figure(figure, "Left of the valley the rate is too low to learn by, right of it the training comes apart.")
+        if self.remark is not None:
+            page.text(self.remark)
         page.code("\n".join(f"--training.{name.replace('_', '-')} {rate:g}" for name, rate in self.settings().items()))
         return page
 
@@ -89,6 +100,7 @@ class RangeTest:
             "suggestion": self.settings(),
             "lowest": self.lowest,
             "steepest": self.steepest,
+            "remark": self.remark,
             "rates": list(self.rates),
             "nats": list(self.nats),
             "smoothed": list(self.smoothed),
