@@ -141,6 +141,14 @@ def test_overfitting_is_told_with_the_update_that_was_best():
     assert "model.dropout" in text
 
 
+@pytest.mark.parametrize(("of_training", "of_estimates"), [(4.5, 0.0), (0.0, 4.5)])
+def test_a_model_that_knows_less_than_a_guess_does_not_overfit(of_training: float, of_estimates: float):
+    course, losses = Course(), [of_training + loss for loss in falling(1000)]
+    for number, nats in enumerate((2.2, 2.0, 1.9, 1.95, 2.0, 2.05, 2.2)):
+        course.train(losses[100 * number : 100 * (number + 1)]).judge(of_estimates + nats)
+    assert not any("overfits" in text for text in course.said)
+
+
 def test_a_text_that_was_read_once_is_not_learned_by_heart():
     course = Course(updates_per_epoch=2000)
     for number, nats in enumerate((2.2, 2.0, 1.9, 1.95, 2.0, 2.05, 2.2)):

@@ -20,6 +20,7 @@ from elman.errors import TrainingError
 from elman.training.checkpoint import newest_checkpoint
 from elman.training.folder import Run
 from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
+from elman.training.history import History
 from elman.training.loop import Callback
 from elman.training.run import dry_run, resume, train
 
@@ -251,3 +252,38 @@ def test_what_is_kept_in_the_end_is_a_model_that_gives_numbers(corpus, tmp_path)
     with pytest.raises(TrainingError, match="the weights of update 0 are kept"):
         train(corpus, out=tmp_path / "run", **settings(max_updates=60, learning_rate=1e38))
     assert math.isfinite(elman.evaluate(tmp_path / "run", split="valid").evaluation.score.nats_per_token)
+
+
+JUDGED: dict[str, Any] = {"checkpoint": {"every_updates": 5}, "evaluation": {"every_updates": 4}}
+"""An estimate at update 8, after the state that a training which goes wrong then returns to."""
+
+
+def test_the_best_model_outlives_a_return(corpus, tmp_path):
+    options = settings(max_updates=12) | JUDGED | {"data": {"valid_fraction": 0.2, "test_fraction": 0.0}}
+    with pytest.raises(TrainingError, match="the weights of update 8 are kept"):
+        train(corpus, out=tmp_path / "run", callbacks=[TooFast(after=8, limit=0.0)], **options)
+    run = Run.open(tmp_path / "run")
+    kept = elman.load(run.path).provenance
+    assert kept["updates"] == 8
+    best = [record for record in of_kind(run, "evaluation") if record["best"]][-1]
+    assert best["update"] == 8
+    assert History.of(run).best == best
+    assert best["nats_per_token"] == kept["valid"]["nats_per_token"]
+    _, checkpoint, _ = newest_checkpoint(run.checkpoints)
+    assert (checkpoint.trainer["update"], checkpoint.trainer["best_update"]) == (5, 8)
+
+
+def test_the_plateau_is_that_of_the_state_returned_to(corpus, tmp_path):
+    estimates = []
+
+    class Estimates(Callback):
+        def on_record(self, record):
+            if record.kind == "evaluation":
+                estimates.append(record.values["nats_per_token"])
+
+    options = settings(max_updates=9, schedule="plateau", warmup_updates=0) | JUDGED
+    options["data"] = {"valid_fraction": 0.2, "test_fraction": 0.0}
+    run = train(corpus, out=tmp_path / "run", callbacks=[TooFast(after=8, limit=0.011), Estimates()], **options)
+    at_4, at_8, again_at_8, _ = estimates
+    assert at_8 < again_at_8 < at_4
+    assert [r["learning_rate"] for r in updates(run) if r["update"] in (8, 9)] == pytest.approx([0.01, 0.01])

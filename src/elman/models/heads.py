@@ -144,6 +144,11 @@ class LinearHead(OutputHead):
                 f"tie_weights needs model.embedding_size ({config.embedding_size}) equal to the width of the "
                 f"layers' output ({feature_size}); set them equal, or set model.output_projection"
             )
+        if width > feature_size and not config.tie_weights:
+            raise ConfigError(
+                f"model.output_projection {width} is wider than the layers' output ({feature_size}), which costs and "
+                f"gives nothing; accepted: up to {feature_size}, or model.tie_weights with it"
+            )
         self.weight = _output_matrix(config, width, embedding_VE)
         self.bias = nn.Parameter(embedding_VE.new_zeros(len(embedding_VE)))
         self.projection: nn.Parameter | None = None

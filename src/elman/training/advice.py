@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from elman.baselines import token_counts
+from elman.config import TrainingConfig
 from elman.data.prepare import Dataset
 from elman.settings import Config
 
@@ -58,6 +59,7 @@ class Advisor:
         unigram_nats: Callable[[], float],
     ) -> None:
         self._config = config
+        self._rates = " and ".join(rates_of(config.training))
         self._batch_size, self._updates_per_epoch = batch_size, updates_per_epoch
         self._guess_nats = math.log(vocab_size)
         self._unigram_nats = unigram_nats
@@ -143,15 +145,6 @@ class Advisor:
                 "keep the cache (ELMAN_CACHE) on a local one",
             )
 
-    @property
-    def _rates(self) -> str:
-        """The settings that hold the rate."""
-        training = self._config.training
-        rates = {"learning_rate": training.learning_rate}
-        if training.optimizer == "muon":
-            rates["matrix_learning_rate"] = training.matrix_learning_rate
-        return " and ".join(f"training.{name} {rate:g}" for name, rate in rates.items())
-
     def _of_skipped(self) -> Iterator[tuple[str, str]]:
         self._num_skipped += 1
         if self._num_skipped == _SKIPPED_OFTEN:
@@ -172,13 +165,20 @@ class Advisor:
         best, then, loss_then = self._best
         if update < self._updates_per_epoch:
             return  # what was read once cannot have been learned by heart: the estimate wanders
-        if self._worse >= _WORSE_ESTIMATES and nats > best * (1 + _WORSE) and loss < loss_then:
+        has_learned = max(best, loss) < self._guess_nats  # else it is the rate, whatever the two do
+        if self._worse >= _WORSE_ESTIMATES and nats > best * (1 + _WORSE) and loss < loss_then and has_learned:
             yield (
                 "overfitting",
                 f"it overfits: held-out text was best at update {then} ({best:.3f} nats, now {nats:.3f}) while the "
                 "training loss still falls; the model of then is kept: stop, take model.dropout, a smaller model, or "
                 "more text",
             )
+
+
+def rates_of(training: TrainingConfig) -> list[str]:
+    """The settings that hold the rate, with their values."""
+    names = ("learning_rate", "matrix_learning_rate") if training.optimizer == "muon" else ("learning_rate",)
+    return [f"training.{name} {getattr(training, name):g}" for name in names]
 
 
 def unigram_nats(dataset: Dataset) -> float:

@@ -171,7 +171,13 @@ class Run:
             file.write(f"{heading}\n{sample['prompt']}{sample['text']}\n\n")
 
     def take_back(
-        self, update: int, has_observed: Callable[[Any], bool], *, segments_read: int, num_returns: int
+        self,
+        update: int,
+        has_observed: Callable[[Any], bool],
+        *,
+        segments_read: int,
+        num_returns: int,
+        best_update: int | None,
     ) -> None:
         """Take out of log and samples what came after a checkpoint: it will come again.
 
@@ -180,9 +186,12 @@ class Run:
             has_observed: whether the ``evaluation``, or the ``sample``, of that very update belongs to it.
             segments_read: by then; a batch that was skipped later will be skipped again.
             num_returns: to a saved state, by then.
+            best_update: that of the model that is kept, whose estimate stays.
         """
 
         def stays(record: Mapping[str, Any]) -> bool:
+            if record["kind"] == "evaluation" and record["best"] and record["update"] == best_update:
+                return True
             if record["kind"] in ("evaluation", "sample") and record["update"] == update:
                 return has_observed(record["kind"])
             if record["kind"] in ("stopped", "end") or record.get("update", 0) > update:

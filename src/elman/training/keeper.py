@@ -88,6 +88,7 @@ class Keeper:
                 self._trainer.has_observed,
                 segments_read=self._trainer.segments_read,
                 num_returns=self._trainer.guard.num_returns,
+                best_update=self._trainer.best_update,
             )
         finally:
             self._log = _Log(self._run.metrics)

@@ -33,7 +33,7 @@ from elman.models.noise import Noise
 from elman.models.state import State
 from elman.process import as_in_training, num_threads
 from elman.settings import Config
-from elman.training.advice import Advisor, unigram_nats
+from elman.training.advice import Advisor, rates_of, unigram_nats
 from elman.training.averaging import Average
 from elman.training.checkpoint import Checkpoint
 from elman.training.distillation import Teacher
@@ -180,7 +180,8 @@ class Trainer:
         self.guard = Guard(config.training.spike_deviations)
         self.elapsed_seconds = 0.0
         self.plateau_factor = 1.0
-        self.best_nats = math.inf
+        self.best_nats = self._plateau_nats = math.inf
+        """The lowest estimate, and the lowest since the state that the training last returned to."""
         self.best_update: int | None = None
         self.last_evaluation: dict[str, Any] | None = None
         self._evaluated_at = self._sampled_at = self._saved_at = 0
@@ -429,18 +430,20 @@ class Trainer:
             TrainingError: there is none, or that has been tried often enough.
         """
         wrong = f"{self.guard.num_in_a_row} batches in a row went wrong after update {self.update}"
-        remedy = "lower training.learning_rate or training.max_grad_norm"
+        remedy = f"lower {', '.join(rates_of(self.config.training))} or training.max_grad_norm"
         if self._last_saved is None:
             raise TrainingError(f"{wrong}, and there is no saved state to return to: {remedy}")
-        lost, elapsed_seconds = self.guard, self.elapsed_seconds
+        lost, elapsed_seconds, best = self.guard, self.elapsed_seconds, (self.best_nats, self.best_update)
         self.guard = Guard(self.config.training.spike_deviations)
         self.restore(self._last_saved())
         self.guard.returned_from(lost)
         self.elapsed_seconds = elapsed_seconds
+        self.best_nats, self.best_update = best  # its model is kept, be it of an update that will come again
         if lost.gives_up:
+            kept = self.update if self.best_update is None else self.best_update
             raise TrainingError(
                 f"{wrong}, after {MAX_RETURNS} returns to a saved state at half the rate each; "
-                f"the weights of update {self.update} are kept: {remedy}"
+                f"the weights of update {kept} are kept: {remedy}"
             )
         text = f"{wrong}: back to update {self.update}, with {self.guard.rate:g} of the learning rate"
         values = {"update": self.update, "tokens": self.tokens, "num_returns": self.guard.num_returns}
@@ -474,6 +477,8 @@ class Trainer:
         if is_best:
             self.best_nats, self.best_update = nats, self.update
             self._bring_weights_together()
+        if nats < self._plateau_nats:
+            self._plateau_nats = nats
         elif self.config.training.schedule == "plateau":
             self.plateau_factor /= self.config.training.plateau_divisor
         if self._average.judged(nats):
@@ -596,6 +601,7 @@ class Trainer:
             "plateau_factor": self.plateau_factor,
             "best_nats": self.best_nats if self.best_update is not None else None,
             "best_update": self.best_update,
+            "plateau_nats": None if self._plateau_nats == math.inf else self._plateau_nats,
             "last_evaluation": self.last_evaluation,
             "evaluated_at": self._evaluated_at,
             "sampled_at": self._sampled_at,
@@ -664,6 +670,8 @@ class Trainer:
         self.plateau_factor = trainer["plateau_factor"]
         self.best_update = trainer["best_update"]
         self.best_nats = math.inf if trainer["best_nats"] is None else trainer["best_nats"]
+        lowest = trainer.get("plateau_nats", trainer["best_nats"])  # an older checkpoint has one for both
+        self._plateau_nats = math.inf if lowest is None else lowest
         self.last_evaluation = trainer["last_evaluation"]
         self._evaluated_at, self._sampled_at = trainer["evaluated_at"], trainer["sampled_at"]
         self._saved_at = self.update

@@ -63,11 +63,9 @@ class RangeTest:
 
     @property
     def remark(self) -> str | None:
-        """What to ask for where the loss had no valley between the rates that were tried; else none."""
+        """What to ask for where the loss did not turn up between the rates that were tried; else none."""
         if self.lowest == self.rates[-1]:
             return f"the loss still fell at the last rate, {self.lowest:.1e}: let it rise further (to_rate)"
-        if self.lowest == self.rates[0]:
-            return f"the loss rose from the first rate on, {self.lowest:.1e}: begin at a lower one (from_rate)"
         return None
 
     def settings(self) -> dict[str, float]:
@@ -137,7 +135,7 @@ def range_test(
 
     Raises:
         ConfigError: the rates do not rise, or the model has none.
-        TrainingError: the loss was not finite from the start.
+        TrainingError: the loss was not finite from the start, or never lower than there.
     """
     if not 0 < from_rate < to_rate or num_updates < _FEWEST:
         raise ConfigError(
@@ -170,6 +168,8 @@ def range_test(
                 break
     if len(nats) < 2:
         raise TrainingError(f"the loss was not finite from the start, at the rate {from_rate:g}: begin at a lower one")
+    if min(smoothed) == smoothed[0]:
+        raise TrainingError(f"the loss rose from the first rate on, {from_rate:g}: begin at a lower one")
     share = training.matrix_learning_rate / training.learning_rate if training.optimizer == "muon" else None
     return RangeTest(tuple(trainer.rates[: len(nats)]), tuple(nats), tuple(smoothed), share)
 

@@ -239,6 +239,7 @@ def _resume(
                     trainer.has_observed,
                     segments_read=trainer.segments_read,
                     num_returns=trainer.guard.num_returns,
+                    best_update=trainer.best_update,
                 )
         trainer.notices = passed_over
         if said:

@@ -201,6 +201,8 @@ def with_output_of_rank(network: LanguageModel, rank: int, mean_F: Tensor, covar
     vocab_size, feature_size = matrix_VF.shape
     held = sum(parameter.numel() for parameter in (head.weight, head.projection) if parameter is not None)
     most = min((held - 1) // (vocab_size + feature_size), min(vocab_size, feature_size))
+    if not most:
+        raise ConfigError(f"an output of rank {rank} is no smaller than this one, which is of the lowest rank already")
     if not 1 <= rank <= most:
         raise ConfigError(
             f"an output of rank {rank} is no smaller than this one of {vocab_size:,} x {feature_size:,}; accepted: 1 "
