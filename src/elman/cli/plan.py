@@ -41,8 +41,10 @@ def plan(
     from elman.training.scaling import Machine, forecast, measured_speeds, work_of
 
     settings = resolved(flags, preset, config)
+    tokenizer = settings.tokenizer
+    is_assumed = vocabulary is None and tokenizer.max_size is None and tokenizer.level != "byte"
     if vocabulary is None:
-        vocabulary = settings.tokenizer.max_size or 256
+        vocabulary = tokenizer.max_size or 256
     counts = {"vocabulary": (vocabulary,), "processes": processes}
     amounts = {
         "tokens": tokens,
@@ -90,7 +92,7 @@ def plan(
         for one in forecasts
     ]
     print_table(
-        f"{work.parameters:,} parameters, a vocabulary of {vocabulary:,}, "
+        f"{work.parameters:,} parameters, a vocabulary of {vocabulary:,}{' (assumed)' * is_assumed}, "
         f"{work.rows} rows of {work.steps} tokens for each device; "
         f"{machine.operations_per_second / 1e9:,.1f} billion operations a second, "
         f"{1e6 * machine.step_seconds:,.1f} us for a step of a layer",
