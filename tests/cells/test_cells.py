@@ -281,6 +281,33 @@ def test_the_loop_by_hand_is_for_training_in_float32(draw, kind):
         assert not cell.is_looped(x_BTI.float())
 
 
+@pytest.mark.parametrize(
+    ("input_size", "hidden_size"), [(96, 160), (128, 1000), (128, 1024), (1056, 1032), (1088, 1024), (1160, 1056)]
+)
+@pytest.mark.parametrize("kind", ["lstm", "gru", "elman"])
+def test_gradients_in_half_the_bits_are_those_in_float32(draw, kind, input_size, hidden_size):
+    """Libraries choose their kernels by size; one for an LSTM of 1,024 units and more is wrong by 100 %."""
+    cell, p, x_BTI, state = draw(kind, input_size=input_size, hidden_size=hidden_size)
+
+    def gradients(dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+        arguments = {**p, "x": x_BTI, **{f"state_{name}": part for name, part in state.items()}}
+        leaves = {name: tensor.float().requires_grad_() for name, tensor in arguments.items()}
+        before = {name: leaves[f"state_{name}"] for name in state}
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            outputs, after = cell.scan({name: leaves[name] for name in p}, leaves["x"], before)
+        assert outputs.shape[-1] == hidden_size
+        loss = sum(
+            (part.float() * torch.linspace(-1, 2, part.numel()).view_as(part)).sum()
+            for part in (outputs, *after.values())
+        )
+        found = torch.autograd.grad(loss, list(leaves.values()))
+        return {"outputs": outputs.detach().float(), **dict(zip(leaves, found, strict=True))}
+
+    exact, half = gradients(None), gradients(torch.bfloat16)
+    errors = {name: ((half[name] - exact[name]).norm() / exact[name].norm()).item() for name in exact}
+    assert max(errors.values()) < 0.03, errors
+
+
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_a_minimal_cell_has_the_size_and_the_draw_of_its_docstring(draw, kind):
     cell, p, _, _ = draw(kind, input_size=50, hidden_size=64)

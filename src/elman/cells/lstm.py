@@ -67,6 +67,36 @@ class LSTM(GatedCell):
     def scan(self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState) -> tuple[Tensor, CellState]:
         import torch
 
+        is_misread = self._is_misread(x_BTI)
+        if is_misread:
+            p, x_BTI, state = self._padded(p, x_BTI, state)
         carried = (state["h"].unsqueeze(0), state["c"].unsqueeze(0))
         h_BTH, h, c = self.fused_scan(torch.lstm, p, x_BTI, carried)
+        if is_misread:
+            h_BTH, h, c = (padded[..., : self.hidden_size] for padded in (h_BTH, h, c))
         return h_BTH, {"h": h.squeeze(0), "c": c.squeeze(0)}
+
+    def _is_misread(self, x_BTI: Tensor) -> bool:
+        """Whether oneDNN's gradient in half the bits would be wrong.
+
+        From 1,024 units on, where the wider of input and state is a multiple of 32, its kernel for AMX takes the
+        product that gives their gradients gate by gate, and reads the matrix of the first gate for each of the four.
+        What comes out is off by more than its own size: in 3.12, which PyTorch 2.13 brings, and in the source of 3.14.
+        """
+        import torch
+
+        is_half = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+        widest = max(self.hidden_size, x_BTI.shape[-1])
+        return x_BTI.device.type == "cpu" and is_half and self.hidden_size >= 1024 and widest % 32 == 0
+
+    def _padded(
+        self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState
+    ) -> tuple[Mapping[str, Tensor], Tensor, CellState]:
+        """The same with eight more of units or inputs, the wider; their weights are zero, so that they stay zero."""
+        from torch.nn.functional import pad
+
+        units, inputs = (8, 0) if x_BTI.shape[-1] <= self.hidden_size else (0, 8)
+        blocks = {name: tensor.unflatten(0, (self.num_gates, self.hidden_size)) for name, tensor in p.items()}
+        sides = {"weight_ih": (0, inputs, 0, units), "weight_hh": (0, units, 0, units)}
+        p = {name: pad(block, sides.get(name, (0, units))).flatten(0, 1) for name, block in blocks.items()}
+        return p, pad(x_BTI, (0, inputs)), {name: pad(part, (0, units)) for name, part in state.items()}
