@@ -6,12 +6,13 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from elman.config import TrainingConfig
 from elman.models.kinds import build_model, model_config
-from elman.training.optimizers import Muon, Optimizer, learning_rate_share, newton_schulz
+from elman.training.optimizers import QUINTICS, Muon, Optimizer, learning_rate_share, newton_schulz
 
 
 def randn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -44,11 +45,28 @@ def test_newton_schulz_keeps_singular_vectors_and_brings_singular_values_near_on
     inside = U.mT @ result @ Vh.mT  # diagonal where the singular vectors are kept
     singular = torch.diagonal(inside, dim1=-2, dim2=-1)
     assert (inside - torch.diag_embed(singular)).abs().max() < 1e-9
-    large = S / S.norm(dim=-1, keepdim=True) > 1e-2
+    scaled = S / (1.01 * S.pow(4).sum(-1, keepdim=True).sqrt()).sqrt()
+    large = scaled > 0.03
     assert large.double().mean() > 0.9
-    assert singular[large].min() > 0.6
-    assert singular[large].max() < 1.3
+    assert (singular[large] - 1).abs().max() < 0.04
+    for a, b, c in QUINTICS:
+        scaled = a * scaled + b * scaled**3 + c * scaled**5
+    torch.testing.assert_close(singular, scaled, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(result, U @ inside @ Vh)
+
+
+def test_no_quintics_are_nearer_to_one_than_those_of_newton_schulz():
+    """Chebyshev: an odd quintic is the best one where its error comes to its greatest size with four changing signs."""
+    low, high = 0.03, 1.0
+    for a, b, c in QUINTICS:
+        inner = np.roots([5 * c, 0, 3 * b, 0, a])  # where the polynomial turns
+        turns = sorted(root.real for root in inner if abs(root.imag) < 1e-9 and low < root.real < high)
+        errors = [a * x + b * x**3 + c * x**5 - 1 for x in (low, *turns, high)]
+        assert len(errors) == 4
+        assert [math.copysign(1, error) for error in errors] == [-1, 1, -1, 1]
+        assert np.abs(errors) == pytest.approx(np.abs(errors).max(), abs=1e-4)
+        low, high = 1 + min(errors), 1 + max(errors)
+    assert 0.95 < low < high < 1.05
 
 
 def test_newton_schulz_of_nothing_is_nothing():
