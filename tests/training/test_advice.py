@@ -20,11 +20,13 @@ UNIGRAM = 3.3
 VOCABULARY = 60
 
 
-def advisor_of(config: Config, updates_per_epoch: int, batch_size: int | None = None) -> Advisor:
+def advisor_of(config: Config, updates_per_epoch: int, batch_size: int | None = None, processes: int = 1) -> Advisor:
     return Advisor(
         config,
         batch_size=config.training.batch_size if batch_size is None else batch_size,
+        processes=processes,
         updates_per_epoch=updates_per_epoch,
+        tokens_per_epoch=1000 * updates_per_epoch,
         vocab_size=VOCABULARY,
         unigram_nats=lambda: UNIGRAM,
     )
@@ -170,13 +172,16 @@ def test_estimates_that_get_worse_with_the_training_loss_are_no_overfitting():
 
 
 def test_a_batch_that_is_large_for_the_text_is_told_before_anything_is_trained():
-    config = resolve({"training": {"batch_size": 64}})
+    config = resolve({"training": {"batch_size": 64, "max_seconds": 60}})
     (text,) = advisor_of(config, 4).at_start()
     assert "only 4 updates; take training.batch_size 5" in text
     (text,) = advisor_of(config, 1, batch_size=50).at_start()  # what the text has room for
     assert "only 1 update; take training.batch_size 1" in text
     assert advisor_of(config, 10).at_start() == []
     assert advisor_of(config, 1, batch_size=1).at_start() == []
+    (text,) = advisor_of(config, 4, batch_size=4 * 64, processes=4).at_start()
+    assert "take training.batch_size 5" in text  # of each process
+    assert advisor_of(config, 1, batch_size=4, processes=4).at_start() == []
 
 
 @pytest.mark.parametrize(
@@ -186,6 +191,8 @@ def test_a_batch_that_is_large_for_the_text_is_told_before_anything_is_trained()
         ({"warmup_updates": 101, "max_updates": 100, "max_epochs": 9}, 100, 10),
         ({"warmup_updates": 51, "max_epochs": 2.5, "max_updates": 100}, 50, 5),
         ({"max_updates": 8}, 8, 0),
+        ({"warmup_updates": 1_000_000, "max_tokens": 30_000}, 30, 3),
+        ({"warmup_updates": 201}, 200, 20),  # ten epochs, where none of the budgets is given
     ],
 )
 def test_a_warm_up_that_outlasts_the_training_is_told_before_anything_is_trained(

@@ -161,6 +161,24 @@ def test_a_return_that_comes_again_after_a_resume_is_told_once(corpus, tmp_path)
     assert updates(killed) == updates(whole)
 
 
+@pytest.mark.parametrize("at", [70, 110])
+def test_advice_is_told_once_and_when_an_undisturbed_training_tells_it(at, corpus, tmp_path):
+    """A rate that is far too high, seen over the updates 1 to 64; the newest checkpoint is of update 50 or 100."""
+    options = settings(max_updates=130, warmup_updates=0, learning_rate=3.0) | {"checkpoint": {"every_updates": 50}}
+    whole = train(corpus, out=tmp_path / "whole", callbacks=[Photographer(tmp_path / "whole", at=at)], **options)
+    killed = Run.open(tmp_path / "killed")
+    resume(killed.path)
+    (advice,) = [r for r in of_kind(whole, "notice") if r.get("update")]
+    assert advice["update"] == 64
+    assert "too high" in advice["text"]
+
+    def told(run: Run) -> list[tuple[str, Any, Any]]:
+        records = [r for r in run.records() if r["kind"] != "checkpoint" and not r.get("passing")]
+        return [(r["kind"], r.get("update"), r.get("text")) for r in records]
+
+    assert told(killed) == told(whole)
+
+
 def test_a_spike_is_told_from_noise_by_the_losses_before_it():
     guard, rng = Guard(6.0), np.random.default_rng(1)
     losses = (2.0 + 0.1 * rng.standard_normal(200)).tolist()

@@ -72,6 +72,11 @@ def test_a_loss_that_only_rises_has_no_rate(corpus: Path):
         range_test(corpus, from_rate=100.0, to_rate=1e6, num_updates=25, **SMALL)
 
 
+def test_a_loss_that_never_moves_asks_for_higher_rates(corpus: Path):
+    with pytest.raises(TrainingError, match="never fell, up to the rate 1e-20: let it rise further"):
+        range_test(corpus, from_rate=1e-22, to_rate=1e-20, num_updates=25, seed=6, **SMALL)
+
+
 def test_muon_keeps_the_share_of_its_rate(corpus: Path):
     muon = {"training": SMALL["training"] | {"optimizer": "muon", "learning_rate": 0.01, "matrix_learning_rate": 0.03}}
     found = range_test(corpus, num_updates=20, **SMALL | muon)
@@ -87,9 +92,18 @@ def test_nothing_is_written_and_the_budget_of_a_preset_does_not_matter(corpus: P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [{"from_rate": 1.0, "to_rate": 0.1}, {"num_updates": 5}, {"from_rate": 0.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"from_rate": 1.0, "to_rate": 0.1},
+        {"num_updates": 5},
+        {"from_rate": 0.0},
+        {"to_rate": math.inf},
+        {"from_rate": 1e-300, "to_rate": 1e300},
+    ],
+)
 def test_a_test_without_a_curve_is_refused(options: dict[str, Any], corpus: Path):
-    with pytest.raises(ConfigError, match="accepted: rates that rise"):
+    with pytest.raises(ConfigError, match="accepted: finite rates that rise"):
         range_test(corpus, **options, **SMALL)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from elman.cli import main
 from elman.config import TrainingConfig
 from elman.errors import ConfigError
-from elman.models.kinds import build_model, model_config
+from elman.models.kinds import build_model, model_class, model_config
 from elman.settings import resolve
 from elman.training.distributed import Ranks
 from elman.training.scaling import Machine, Update, Work, fit, forecast, time_updates, work_of
@@ -200,9 +201,11 @@ def test_the_command_prints_a_forecast_for_every_number_of_devices(capsys: pytes
     ("words", "vocabulary", "stated"),
     [
         ([], 256, "256 (assumed)"),
+        (["--tokenizer.level", "bpe"], 8192, "8,192"),
+        (["--tokenizer.level", "word"], 10_000, "10,000 (assumed)"),
         (["--preset", "cpu-1min-bpe"], 1000, "1,000"),
         (["--preset", "cpu-1min-bpe", "--vocabulary", "300"], 300, "300"),
-        (["--preset", "cpu-1min-bpe", "--tokenizer.level", "byte"], 256, "256"),
+        (["--preset", "cpu-1min-bpe", "--tokenizer.level", "byte"], 257, "257"),
     ],
 )
 def test_the_vocabulary_is_that_of_the_tokenizer_unless_it_is_given(
@@ -216,3 +219,19 @@ def test_the_vocabulary_is_that_of_the_tokenizer_unless_it_is_given(
     assert (found["vocabulary"], found["work"]["parameters"]) == (vocabulary, expected)
     assert main(small) == 0
     assert f"{expected:,} parameters, a vocabulary of {stated}, " in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("projection", [{}, {"output_projection": 64}, {"output_projection": True}], ids=str)
+def test_the_work_of_a_large_vocabulary_is_that_of_a_narrower_model_continued(projection: dict[str, Any]) -> None:
+    model = model_config({"kind": "lstm", "embedding_size": 256, "hidden_size": 256, **projection})
+    work = work_of(model, TrainingConfig(), 300_000)
+    whole = model_class(model).predicted_num_parameters(model, 300_000)
+    assert work.parameters == whole > 50_000_000
+    few = work_of(model, TrainingConfig(), 30_000)
+    assert work.saved_bytes == pytest.approx(few.saved_bytes, rel=0.05)  # of a layer, whatever the vocabulary
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_a_vocabulary_for_which_no_model_is_narrow_enough_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match="a vocabulary of 4,000,000,000 tokens is too large for this forecast"):
+        work_of(model_config({"kind": kind, "embedding_size": 64, "hidden_size": 64}), TrainingConfig(), 4 * 10**9)

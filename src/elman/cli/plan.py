@@ -38,13 +38,15 @@ def plan(
         link_microseconds: What a sum of a few numbers over two devices takes.
     """
     from elman.cli.output import print_json, print_table, size
+    from elman.text.bpe import DEFAULT_SIZE
     from elman.training.scaling import Machine, forecast, measured_speeds, work_of
 
     settings = resolved(flags, preset, config)
     tokenizer = settings.tokenizer
-    is_assumed = vocabulary is None and tokenizer.max_size is None and tokenizer.level != "byte"
+    is_assumed = vocabulary is None and tokenizer.max_size is None and tokenizer.level in ("char", "word")
     if vocabulary is None:
-        vocabulary = tokenizer.max_size or 256
+        without_text = {"char": 256, "word": 10_000, "byte": 257, "bpe": DEFAULT_SIZE}  # a byte, or the boundary
+        vocabulary = tokenizer.max_size or without_text[tokenizer.level]
     counts = {"vocabulary": (vocabulary,), "processes": processes}
     amounts = {
         "tokens": tokens,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-_DEFAULT_SIZE = 8192
+DEFAULT_SIZE = 8192
 
 # A long text is encoded in chunks, cut where a space follows something that is no white space, for no usual
 # pre-tokenizer joins the two. Where no such place comes, the cut is at 16 times the length. The cuts follow from the
@@ -195,7 +195,7 @@ class BPETokenizer(Tokenizer):
         from tokenizers import Tokenizer as HuggingFaceTokenizer
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
-        size = config.max_size or _DEFAULT_SIZE
+        size = config.max_size or DEFAULT_SIZE
         if size < 257:
             raise ConfigError(f"tokenizer.max_size {size} is too small for bpe: at least 257, all bytes and {BOUNDARY}")
         hub = HuggingFaceTokenizer(models.BPE())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from elman.baselines import token_counts
-from elman.config import TrainingConfig
+from elman.config import DEFAULT_EPOCHS, TrainingConfig
 from elman.data.prepare import Dataset
 from elman.settings import Config
 
@@ -43,8 +43,10 @@ class Advisor:
 
     Args:
         config: all settings.
-        batch_size: of this layout of the text, which may be too short for the one that is set.
+        batch_size: of this layout of the text, which may be too short for the one that is set; of all processes.
+        processes: that share it.
         updates_per_epoch: of this layout.
+        tokens_per_epoch: of this layout.
         vocab_size: tokens that a guess would have to choose from.
         unigram_nats: gives what a token costs when only its frequency is known; called once at most.
     """
@@ -54,13 +56,16 @@ class Advisor:
         config: Config,
         *,
         batch_size: int,
+        processes: int,
         updates_per_epoch: int,
+        tokens_per_epoch: int,
         vocab_size: int,
         unigram_nats: Callable[[], float],
     ) -> None:
         self._config = config
         self._rates = " and ".join(rates_of(config.training))
-        self._batch_size, self._updates_per_epoch = batch_size, updates_per_epoch
+        self._batch_size, self._processes = batch_size, processes
+        self._updates_per_epoch, self._tokens_per_epoch = updates_per_epoch, tokens_per_epoch
         self._guess_nats = math.log(vocab_size)
         self._unigram_nats = unigram_nats
         self._window: list[Mapping[str, float]] = []
@@ -75,13 +80,15 @@ class Advisor:
         """What the settings alone show."""
         said = []
         batch_size, updates, training = self._batch_size, self._updates_per_epoch, self._config.training
-        if updates < _FEW_UPDATES and batch_size > 1 and not self._config.data.pairs:
-            smaller = max(1, batch_size * updates // _ENOUGH_UPDATES)
+        if updates < _FEW_UPDATES and batch_size > self._processes and not self._config.data.pairs:
+            smaller = max(1, batch_size * updates // _ENOUGH_UPDATES // self._processes)  # the setting is of each
             said.append(
                 f"the batch is large for this text: an epoch has only {updates} update{'s' * (updates != 1)}; take "
                 f"training.batch_size {smaller}"
             )
-        num_updates = min(training.max_updates or math.inf, (training.max_epochs or math.inf) * updates)
+        max_epochs = training.max_epochs or (math.inf if training.has_budget else DEFAULT_EPOCHS)
+        max_epochs = min(max_epochs, (training.max_tokens or math.inf) / self._tokens_per_epoch)
+        num_updates = min(training.max_updates or math.inf, max_epochs * updates)
         if 1 < num_updates < training.warmup_updates:  # a single update is a trial, as a dry run makes one
             said.append(
                 f"the warm-up takes {training.warmup_updates} updates, the training {math.ceil(num_updates)}: the rate "
@@ -137,7 +144,7 @@ class Advisor:
                 f"after {update} updates a token costs {mean:.2f} nats, no less than its frequency alone would tell: "
                 f"the rate ({rate:.2g} now) does not suit; take what elman lr-find proposes",
             )
-        waited, seconds = (math.fsum(record[name] for record in window) for name in ("data_seconds", "seconds"))
+        waited, seconds = (math.fsum(record.get(name, 0) for record in window) for name in ("data_seconds", "seconds"))
         if waited > _WAITING_SHARE * seconds:
             yield (
                 "data",

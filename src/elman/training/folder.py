@@ -198,7 +198,13 @@ class Run:
                 return False
             return record.get("segments_read", 0) <= segments_read and record.get("num_returns", 0) <= num_returns
 
-        kept = [record for record in self.records() if stays(record)]
+        kept: list[Mapping[str, Any]] = []
+        latest_stays = True
+        for record in self.records():
+            if record["kind"] != "notice":
+                latest_stays = stays(record)
+            if latest_stays or (record["kind"] == "notice" and "update" not in record):  # one about the whole training
+                kept.append(record)
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
         write_atomically(self.metrics, text.encode("utf-8", "surrogateescape"))
         (self.path / "samples").mkdir(exist_ok=True)

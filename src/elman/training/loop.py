@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from elman.config import BUDGETS, EXECUTION, TrainingConfig
+from elman.config import BUDGETS, DEFAULT_EPOCHS, EXECUTION, TrainingConfig
 from elman.data.prepare import Dataset, Split
 from elman.data.streams import Segment, check_targets, share_of
 from elman.errors import ConfigError, ModelFileError, TextError, TrainingError
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from elman.training.sharding import Shards
 
 RecordKind = Literal["notice", "update", "skipped", "returned", "evaluation", "sample", "checkpoint", "stopped", "end"]
-
-_DEFAULT_EPOCHS = 10.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class Trainer:
             self.network, training, self.ranks, self._shards, terms, self.note, proposal, teacher
         )
         if not training.has_budget and not isinstance(self.network, CountedModel):
-            self.notices.append(f"no budget is given: training for {_DEFAULT_EPOCHS:g} epochs")
+            self.notices.append(f"no budget is given: training for {DEFAULT_EPOCHS:g} epochs")
         if training.schedule == "plateau" and dataset.valid is None:
             raise ConfigError("training.schedule 'plateau' needs a validation part: set data.valid_fraction above 0")
         if training.averaging == "triggered" and dataset.valid is None:
@@ -168,7 +166,9 @@ class Trainer:
         self._advisor = Advisor(
             config,
             batch_size=self.streams.batch_size,
+            processes=self.ranks.size,
             updates_per_epoch=self.streams.num_segments,
+            tokens_per_epoch=self.streams.num_targets,
             vocab_size=dataset.tokenizer.size,
             unigram_nats=lambda: unigram_nats(dataset),
         )
@@ -230,7 +230,7 @@ class Trainer:
     def budgets(self) -> dict[str, float]:
         """What ends the training, by setting: those that are given, or else the default."""
         given = budgets_of(self.config.training)
-        return given or {"max_epochs": 1.0 if isinstance(self.network, CountedModel) else _DEFAULT_EPOCHS}
+        return given or {"max_epochs": 1.0 if isinstance(self.network, CountedModel) else DEFAULT_EPOCHS}
 
     @property
     def bundle(self) -> Bundle:
@@ -268,7 +268,12 @@ class Trainer:
                 self._notes += self._advisor.remarks(record.kind, record.values, record.measured)
                 yield from self._told(record)
                 while self._notes:
-                    yield from self._told(Record("notice", {"text": self._notes.pop(0)}))
+                    yield from self._told(Record("notice", {"text": self._notes.pop(0), "update": self.update}))
+
+    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Let what advises know the log of the run that goes on, so that it says what it would have said."""
+        for record in records:
+            self._advisor.remarks(record["kind"], record, record.get("measured", {}))
 
     def note(self, text: str) -> None:
         """Have something said with the next record, by whoever reads the records."""

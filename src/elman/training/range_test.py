@@ -137,10 +137,10 @@ def range_test(
         ConfigError: the rates do not rise, or the model has none.
         TrainingError: the loss was not finite from the start, or never lower than there.
     """
-    if not 0 < from_rate < to_rate or num_updates < _FEWEST:
+    if not 0 < from_rate < to_rate or not math.isfinite(to_rate / from_rate) or num_updates < _FEWEST:
         raise ConfigError(
-            f"the test is from {from_rate:g} to {to_rate:g} in {num_updates} updates; accepted: rates that rise from "
-            f"above 0, and {_FEWEST} updates or more"
+            f"the test is from {from_rate:g} to {to_rate:g} in {num_updates} updates; accepted: finite rates that rise "
+            f"from above 0, and {_FEWEST} updates or more"
         )
     preset, file = options.pop("preset", None), options.pop("config", None)
     config = resolve(with_corpus(options, corpus), preset=preset, file=file)
@@ -169,7 +169,11 @@ def range_test(
     if len(nats) < 2:
         raise TrainingError(f"the loss was not finite from the start, at the rate {from_rate:g}: begin at a lower one")
     if min(smoothed) == smoothed[0]:
-        raise TrainingError(f"the loss rose from the first rate on, {from_rate:g}: begin at a lower one")
+        if _has_turned_up(smoothed):
+            raise TrainingError(f"the loss rose from the first rate on, {from_rate:g}: begin at a lower one")
+        raise TrainingError(
+            f"the loss never fell, up to the rate {trainer.rates[len(nats) - 1]:g}: let it rise further"
+        )
     share = training.matrix_learning_rate / training.learning_rate if training.optimizer == "muon" else None
     return RangeTest(tuple(trainer.rates[: len(nats)]), tuple(nats), tuple(smoothed), share)
 

@@ -241,6 +241,7 @@ def _resume(
                     num_returns=trainer.guard.num_returns,
                     best_update=trainer.best_update,
                 )
+            trainer.recall(run.records())
         trainer.notices = passed_over
         if said:
             trainer.of_this_start.append({"text": said})

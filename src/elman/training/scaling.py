@@ -43,7 +43,7 @@ _MAX_BUILT = 50_000_000
 _BUCKET_BYTES = 2**25
 """Gradients are added up in pieces of this size."""
 _COUNTED_STEPS = 16
-_WIDTHS = ("embedding_size", "hidden_size", "feedforward_size")
+_WIDTHS = ("embedding_size", "hidden_size", "feedforward_size", "output_projection")
 _SMALL_SUMS = 3
 """Sums of a few numbers in every update: the time, and twice whether to stop."""
 
@@ -171,14 +171,23 @@ def work_of(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> Wo
     keep is continued in a straight line.
 
     Raises:
-        ConfigError: the kind is counted, not trained.
+        ConfigError: the kind is counted, not trained; or no narrower model is small enough for this vocabulary.
     """
     kind = model_class(model)
     if issubclass(kind, CountedModel):
         raise ConfigError(f"model.kind {model.kind!r} is counted, not trained: there is no update to plan")
     parameters, factor = kind.predicted_num_parameters(model, vocab_size), 1
+    widths = _widths(model)
+    narrowest = min(widths.values())
+    if heads := getattr(model, "num_heads", 0):
+        narrowest = min(narrowest, widths["hidden_size"] // (2 * heads))  # positions turn pairs of a head's numbers
     while kind.predicted_num_parameters(_narrower(model, factor), vocab_size) > _MAX_BUILT:
         factor *= 2
+        if 2 * factor > narrowest:
+            raise ConfigError(
+                f"a vocabulary of {vocab_size:,} tokens is too large for this forecast, which counts activations on "
+                f"models of up to {_MAX_BUILT:,} parameters; accepted: a smaller one"
+            )
     built, saved = _counted(_narrower(model, factor), training, vocab_size)
     if factor > 1:
         _, of_half = _counted(_narrower(model, 2 * factor), training, vocab_size)
@@ -203,8 +212,13 @@ def work_of(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> Wo
 
 def _narrower(model: ModelConfig, factor: int) -> ModelConfig:
     """The same form, its widths divided by a factor."""
+    return model.model_copy(update={name: width // factor for name, width in _widths(model).items()})
+
+
+def _widths(model: ModelConfig) -> dict[str, int]:
+    """The widths that are set as numbers; a projection may be none, or follow the embedding."""
     widths = {name: getattr(model, name) for name in _WIDTHS if name in type(model).model_fields}
-    return model.model_copy(update={name: value // factor for name, value in widths.items()})
+    return {name: width for name, width in widths.items() if width and not isinstance(width, bool)}
 
 
 def _layers(network: LanguageModel) -> list[nn.Module]:
