@@ -216,6 +216,11 @@ def test_a_file_that_cannot_be_read_is_one_line(content, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_in_the_place_of_a_file_is_told_what_it_is(tmp_path):
+    with pytest.raises(ConfigError, match=r"is a folder; accepted: a TOML file, such as the run\.toml of a run$"):
+        resolve(file=tmp_path)
+
+
 def test_every_setting_has_a_help_text():
     def missing(section: type[Any], prefix: str) -> list[str]:
         return [f"{prefix}{name}" for name, field in section.model_fields.items() if not field.description]

@@ -370,6 +370,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no configuration file {str(path)!r}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{str(path)!r} is a folder; accepted: a TOML file, such as the run.toml of a run") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read as TOML: {error}") from None
 

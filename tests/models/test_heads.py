@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from elman.errors import ConfigError
 from elman.models.file import Bundle, load_model, save_model
 from elman.models.heads import look_up
 from elman.models.kinds import build_model, model_class, model_config
@@ -124,6 +125,18 @@ def test_a_mixture_of_tied_weights_uses_the_embedding():
 )
 def test_what_does_not_fit_together_is_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
+        build(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stated"),
+    [
+        ({"output_projection": H + 1}, str(H + 1)),
+        ({"output_projection": True, "embedding_size": H + 2}, rf"true, the width of the embedding \({H + 2}\),"),
+    ],
+)
+def test_a_projection_that_widens_is_refused(settings, stated):
+    with pytest.raises(ConfigError, match=rf"output_projection {stated} is wider than .*; accepted: up to {H}, or"):
         build(**settings)
 
 

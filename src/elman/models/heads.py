@@ -145,8 +145,9 @@ class LinearHead(OutputHead):
                 f"layers' output ({feature_size}); set them equal, or set model.output_projection"
             )
         if width > feature_size and not config.tie_weights:
+            of = f"true, the width of the embedding ({width})," if config.output_projection is True else str(width)
             raise ConfigError(
-                f"model.output_projection {width} is wider than the layers' output ({feature_size}), which costs and "
+                f"model.output_projection {of} is wider than the layers' output ({feature_size}), which costs and "
                 f"gives nothing; accepted: up to {feature_size}, or model.tie_weights with it"
             )
         self.weight = _output_matrix(config, width, embedding_VE)
