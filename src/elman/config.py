@@ -32,7 +32,7 @@ BUDGETS = ("max_updates", "max_epochs", "max_tokens", "max_seconds")
 """The settings of ``training`` that end it; the first reached counts."""
 
 DEFAULT_EPOCHS = 10.0
-"""Where none of them is given."""
+"""Of a training to which none of them is given."""
 
 EXECUTION = ("num_threads", "accumulate", "recompute_tokens", "compile", "shard")
 """The settings of ``training`` that say how its numbers are computed: they change no more than their rounding."""

@@ -161,6 +161,16 @@ def test_a_return_that_comes_again_after_a_resume_is_told_once(corpus, tmp_path)
     assert updates(killed) == updates(whole)
 
 
+def test_a_run_that_goes_on_says_that_returns_have_lowered_its_rate(corpus, tmp_path):
+    options = settings(max_updates=9, schedule="constant", warmup_updates=0) | {"checkpoint": {"every_updates": 5}}
+    run = train(corpus, out=tmp_path / "run", callbacks=[TooFast(after=7, limit=0.011)], **options)
+    (back,) = of_kind(run, "returned")
+    assert back["num_returns"] == 1
+    resume(run.path, max_updates=10)
+    told = [notice["text"] for notice in of_kind(run, "notice")]
+    assert "after 1 return to a saved state the rate stays at 0.5 of the one that is set" in told
+
+
 @pytest.mark.parametrize("at", [70, 110])
 def test_advice_is_told_once_and_when_an_undisturbed_training_tells_it(at, corpus, tmp_path):
     """A rate that is far too high, seen over the updates 1 to 64; the newest checkpoint is of update 50 or 100."""

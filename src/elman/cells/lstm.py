@@ -77,7 +77,7 @@ class LSTM(GatedCell):
         return h_BTH, {"h": h.squeeze(0), "c": c.squeeze(0)}
 
     def _is_misread(self, x_BTI: Tensor) -> bool:
-        """Whether oneDNN's gradient in half the bits would be wrong.
+        """Whether oneDNN's gradient in bfloat16 would be wrong.
 
         From 1,024 units on, where the wider of input and state is a multiple of 32, its kernel for AMX takes the
         product that gives their gradients gate by gate, and reads the matrix of the first gate for each of the four.
@@ -85,9 +85,10 @@ class LSTM(GatedCell):
         """
         import torch
 
-        is_half = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
-        widest = max(self.hidden_size, x_BTI.shape[-1])
-        return x_BTI.device.type == "cpu" and is_half and self.hidden_size >= 1024 and widest % 32 == 0
+        if x_BTI.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or not torch.is_grad_enabled():
+            return False
+        is_bfloat16 = torch.get_autocast_dtype("cpu") == torch.bfloat16
+        return is_bfloat16 and self.hidden_size >= 1024 and max(self.hidden_size, x_BTI.shape[-1]) % 32 == 0
 
     def _padded(
         self, p: Mapping[str, Tensor], x_BTI: Tensor, state: CellState

@@ -149,8 +149,10 @@ def range_test(
     if training.schedule == "plateau":  # it asks for estimates, and there are none
         training = training.model_copy(update={"schedule": "constant"})
     dataset = prepare(config.data, config.text, config.tokenizer)
-    silent = config.sampling.model_copy(update={"prompts": ("",)})  # nothing is sampled
-    config = config.model_copy(update={"training": training, "sampling": silent})
+    never = {"every_updates": num_updates + 1}
+    sampling = config.sampling.model_copy(update={"prompts": ("",), **never})  # prompts are held against the text
+    evaluation = config.evaluation.model_copy(update=never)
+    config = config.model_copy(update={"training": training, "sampling": sampling, "evaluation": evaluation})
     trainer = _Rising(config, dataset, should_stop=should_stop)
     if isinstance(trainer.network, CountedModel):
         raise ConfigError(f"model.kind {config.model.kind!r} is counted and has no learning rate")

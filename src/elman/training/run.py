@@ -246,6 +246,11 @@ def _resume(
         if said:
             trainer.of_this_start.append({"text": said})
         trainer.of_this_start.append({"text": f"going on from {checkpoint_path.name}"})
+        if trainer.guard.num_returns:
+            times = f"{trainer.guard.num_returns} return{'s' * (trainer.guard.num_returns != 1)} to a saved state"
+            trainer.of_this_start.append(
+                {"text": f"after {times} the rate stays at {trainer.guard.rate:g} of the one that is set"}
+            )
         if trainer.update and before != budgets_of(config.training):
             trainer.of_this_start.append(_with_another_budget(trainer, before))
         if trainer.progress >= 1.0 and isinstance(trainer.network, CountedModel):
