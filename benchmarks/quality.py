@@ -82,20 +82,19 @@ def train_plain(text: str, held_out: str, seed: int, seconds: float) -> dict[str
     return {"nats_per_token": total / (len(tokens) - 1), "seconds": trained, "updates": updates}
 
 
-def train_preset(text_file: Path, seed: int, preset: str, seconds: float) -> dict[str, float]:
+def train_preset(text_file: Path, seed: int, preset: str, seconds: float, runs: Path) -> dict[str, float]:
     """Train Elman's preset and judge it by its own evaluation."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = elman.train(
-            text_file,
-            out=Path(folder) / "run",
-            preset=preset,
-            seed=seed,
-            data={"valid_fraction": 0.0, "test_fraction": 0.1},
-            training={"max_seconds": seconds},
-        )
-        end = [record for record in run.records() if record["kind"] == "end"][-1]
-        carried = elman.evaluate(run.path).evaluation.score
-        crops = elman.evaluate(run.path, window=CROP, stride=CROP).evaluation.score
+    run = elman.train(
+        text_file,
+        out=runs / f"{preset}-{seed}",
+        preset=preset,
+        seed=seed,
+        data={"valid_fraction": 0.0, "test_fraction": 0.1},
+        training={"max_seconds": seconds},
+    )
+    end = [record for record in run.records() if record["kind"] == "end"][-1]
+    carried = elman.evaluate(run.path).evaluation.score
+    crops = elman.evaluate(run.path, window=CROP, stride=CROP).evaluation.score
     figures = {
         "nats_per_token": carried.nats_per_token,
         "nats_per_token_in_crops": crops.nats_per_token,
@@ -143,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="of training; left out: what the preset has")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--alone", action="store_true", help="without the plain LSTM")
+    parser.add_argument("--runs", type=Path, help="a folder that keeps the runs, for when one ends as it should not")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     seconds = arguments.seconds or resolve(preset=arguments.preset).training.max_seconds
@@ -153,13 +153,14 @@ def main() -> None:
     before = machine()
     found: dict[str, list[dict[str, float]]] = {} if arguments.alone else {"plain": []}
     found[arguments.preset] = []
-    for seed in range(1, arguments.seeds + 1):
-        for name, results in found.items():
-            if name == "plain":
-                results.append(train_plain(text[:border], text[border:], seed, seconds))
-            else:
-                results.append(train_preset(arguments.text, seed, name, seconds))
-            print(f"seed {seed}  {name:10s} {in_words(results[-1])}", flush=True)
+    with tempfile.TemporaryDirectory() as made:
+        for seed in range(1, arguments.seeds + 1):
+            for name, results in found.items():
+                if name == "plain":
+                    results.append(train_plain(text[:border], text[border:], seed, seconds))
+                else:
+                    results.append(train_preset(arguments.text, seed, name, seconds, arguments.runs or Path(made)))
+                print(f"seed {seed}  {name:10s} {in_words(results[-1])}", flush=True)
     means = {
         name: {figure: statistics.mean(result[figure] for result in results) for figure in results[0]}
         for name, results in found.items()

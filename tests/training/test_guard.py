@@ -19,6 +19,7 @@ from elman.data.streams import Segment, Streams
 from elman.errors import TrainingError
 from elman.training.checkpoint import newest_checkpoint
 from elman.training.folder import Run
+from elman.training.gradients import Gradients
 from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
 from elman.training.history import History
 from elman.training.loop import Callback
@@ -161,6 +162,23 @@ def test_a_return_that_comes_again_after_a_resume_is_told_once(corpus, tmp_path)
     assert updates(killed) == updates(whole)
 
 
+def test_the_beginning_of_an_epoch_is_held_against_no_losses_with_carried_state(corpus, tmp_path, monkeypatch):
+    """Refused, it would leave the state as it is at a beginning, and the next batch would be refused for that."""
+    compute = Gradients.compute
+
+    def dear_from_the_initial_state(gradients, segment, whole, before, noise):
+        loss, grad_norm, state = compute(gradients, segment, whole, before, noise)
+        is_initial = not any(tensor.any() for tensor in before.tensors.values())
+        return loss + (5.0 if is_initial else 0.0), grad_norm, state
+
+    monkeypatch.setattr(Gradients, "compute", dear_from_the_initial_state)
+    options = settings(max_epochs=2.5, bptt=4, batch_size=2, reset_probability=0.0, learning_rate=1e-3)
+    options["training"]["spike_deviations"] = 6.0
+    run = train(corpus, out=tmp_path / "run", callbacks=[], **options)
+    assert len(of_kind(run, "update")) > 2.5 * 128  # else a beginning is among the losses that are remembered
+    assert not of_kind(run, "skipped")
+
+
 def test_a_run_that_goes_on_says_that_returns_have_lowered_its_rate(corpus, tmp_path):
     options = settings(max_updates=9, schedule="constant", warmup_updates=0) | {"checkpoint": {"every_updates": 5}}
     run = train(corpus, out=tmp_path / "run", callbacks=[TooFast(after=7, limit=0.011)], **options)
@@ -187,6 +205,15 @@ def test_advice_is_told_once_and_when_an_undisturbed_training_tells_it(at, corpu
         return [(r["kind"], r.get("update"), r.get("text")) for r in records]
 
     assert told(killed) == told(whole)
+
+
+def test_a_batch_read_from_the_initial_state_is_no_spike_and_not_remembered():
+    guard = Guard(6.0)
+    assert not any(guard.objection(1.0, 1.0) for _ in range(128))
+    assert not guard.objection(2.0, 1.0, is_fresh=True)
+    assert guard.objection(1.07, 1.0)  # six hundredths are the limit, as if the 2 had not been
+    for loss, norm in ((math.inf, 1.0), (1.0, math.nan)):
+        assert guard.objection(loss, norm, is_fresh=True)
 
 
 def test_a_spike_is_told_from_noise_by_the_losses_before_it():

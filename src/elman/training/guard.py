@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-_WINDOW = 128
+WINDOW = 128
 """Losses that a new one is held against."""
 _MIN_DEVIATION = 0.01
 """Of the mean: losses that have come to rest do not make a spike of every small step."""
@@ -35,29 +35,33 @@ class Guard:
 
     def __init__(self, max_deviations: float | None) -> None:
         self._max_deviations = max_deviations
-        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._losses: deque[float] = deque(maxlen=WINDOW)
         self.num_in_a_row = 0
         self.num_returns = 0
         self.rate = 1.0
         """What the learning rate is to be multiplied by."""
 
-    def objection(self, loss: float, grad_norm: float) -> str:
+    def objection(self, loss: float, grad_norm: float, *, is_fresh: bool = False) -> str:
         """Why an update is not to be trusted, or nothing where it is; it is counted in either way.
 
         Args:
             loss: in nats per token.
             grad_norm: before clipping.
+            is_fresh: the batch was read from the initial state, those before it were not. Its loss is higher for that
+                alone, the more so the more of the text the model knows by heart, and is held against nothing. Were it
+                refused, the next batch would be read from the initial state as well, and so on.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.num_in_a_row += 1
             return f"a loss of {loss:g} nats and a gradient of norm {grad_norm:g}"
-        if self._max_deviations is not None and len(self._losses) == _WINDOW:
+        if self._max_deviations is not None and len(self._losses) == WINDOW and not is_fresh:
             mean = statistics.fmean(self._losses)
             deviation = max(statistics.pstdev(self._losses, mean), _MIN_DEVIATION * mean)
             if loss > mean + self._max_deviations * deviation:
                 self.num_in_a_row += 1
-                return f"a loss of {loss:.3f} nats, where the last {_WINDOW} were {mean:.3f} +- {deviation:.3f}"
-        self._losses.append(loss)
+                return f"a loss of {loss:.3f} nats, where the last {WINDOW} were {mean:.3f} +- {deviation:.3f}"
+        if not is_fresh:
+            self._losses.append(loss)
         self.num_in_a_row = 0
         return ""
 
@@ -87,6 +91,6 @@ class Guard:
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Put back what :meth:`to_dict` gave."""
-        self._losses = deque(values["losses"], maxlen=_WINDOW)
+        self._losses = deque(values["losses"], maxlen=WINDOW)
         self.num_in_a_row, self.num_returns = values["num_in_a_row"], values["num_returns"]
         self.rate = values["rate"]

@@ -39,7 +39,7 @@ from elman.training.checkpoint import Checkpoint
 from elman.training.distillation import Teacher
 from elman.training.distributed import Gathered, Ranks, choose_device, gather_tensors
 from elman.training.gradients import Gradients
-from elman.training.guard import MAX_RETURNS, Guard
+from elman.training.guard import MAX_RETURNS, WINDOW, Guard
 from elman.training.layout import lay_out
 from elman.training.objective import proposal_of
 from elman.training.optimizers import Optimizer, learning_rate_share
@@ -389,8 +389,10 @@ class Trainer:
         if self.config.training.random_bptt:
             rate *= whole.tokens_BT.shape[1] / self.config.training.bptt
         loss, grad_norm, state = self._gradients.compute(segment, whole, before, noise)
+        # Where an epoch has fewer segments, the losses that are remembered have such a beginning among them.
+        is_fresh = self.segment_index == 0 and self.streams.num_segments > WINDOW
         self.segments_read += 1
-        if why := self.guard.objection(loss, grad_norm):
+        if why := self.guard.objection(loss, grad_norm, is_fresh=is_fresh):
             self._take_time(started)
             values = {"update": self.update, "tokens": self.tokens, "nats": loss, "grad_norm": grad_norm}
             values["segments_read"] = self.segments_read
