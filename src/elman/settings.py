@@ -267,12 +267,19 @@ def _refuse_contradictions(config: Config, where: str, fixed: _Sections) -> None
                 raise ConfigError(f"{section}.{name} {mine!r} was given, {where!r} has {value!r}: leave it out")
 
 
-def with_corpus(settings: Mapping[str, Any], corpus: str | Path | Sequence[str | Path] | None) -> dict[str, Any]:
-    """The settings with a corpus put into their data section."""
-    if corpus is None:
-        return dict(settings)
-    names = [corpus] if isinstance(corpus, str | Path) else list(corpus)
-    return {**settings, "data": {**settings.get("data", {}), "corpus": [str(name) for name in names]}}
+def with_corpus(
+    settings: Mapping[str, Any],
+    corpus: str | Path | Sequence[str | Path] | None,
+    from_model: str | Path | None = None,
+) -> dict[str, Any]:
+    """The settings with a corpus put into their data section, and the model to start from, where they are given."""
+    found = dict(settings)
+    if corpus is not None:
+        names = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+        found["data"] = {**settings.get("data", {}), "corpus": [str(name) for name in names]}
+    if from_model is not None:
+        found["from_model"] = str(from_model)
+    return found
 
 
 def json_schema() -> dict[str, Any]:

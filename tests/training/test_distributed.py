@@ -23,9 +23,11 @@ from safetensors.torch import load_file
 
 import elman
 from elman.errors import ConfigError
+from elman.settings import resolve
 from elman.training import resume
 from elman.training.distributed import SILENT_SECONDS, Place, Ranks
 from elman.training.folder import Run
+from elman.training.loop import Trainer
 
 pytestmark = pytest.mark.dist
 SCRIPT = Path(__file__).with_name("ranked.py")
@@ -149,6 +151,26 @@ def told(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "measured"} for record in kept]
 
 
+class OfOtherClock(Ranks):
+    """A process on a machine whose clock began long after that of the first process."""
+
+    def of_first(self, *values: float) -> tuple[float, ...]:
+        now = time.monotonic()
+        return tuple(value + 1e6 if abs(value - now) < 60 else value for value in values)
+
+
+def test_the_clock_of_the_first_process_alone_decides_when_a_checkpoint_is_due(ranked: ModuleType, texts: Path) -> None:
+    settings = {
+        "data": {"corpus": [str(texts / "text.txt")]},
+        "model": {"hidden_size": 4, "embedding_size": 4},
+        "training": {"max_updates": 3, "batch_size": 2, "bptt": 8},
+        "sampling": {"max_new_tokens": 1},
+    }
+    config = resolve(settings)
+    trainer = Trainer(config, ranked.dataset_of(config), ranks=OfOtherClock())
+    assert [record.values["update"] for record in trainer.records() if record.kind == "checkpoint"] == [0, 3]
+
+
 @pytest.mark.parametrize("name", ["whole", "divided"])
 def test_a_run_that_one_process_stops_twice_ends_bit_for_bit_like_one_undisturbed(finished: Path, name: str) -> None:
     expected, found = end_of(finished / name), end_of(finished / f"{name}-stopped")
@@ -253,9 +275,6 @@ class Many(Ranks):
 def test_what_cannot_be_shared_is_refused_in_one_line(
     ranked: ModuleType, texts: Path, settings: dict[str, Any], line: str
 ) -> None:
-    from elman.settings import resolve
-    from elman.training.loop import Trainer
-
     config = resolve({"data": {"corpus": [str(texts / "text.txt")]}, **settings})
     with pytest.raises(ConfigError, match=line):
         Trainer(config, ranked.dataset_of(config), ranks=Many())

@@ -17,12 +17,15 @@ from safetensors.torch import load_file
 import elman
 from elman.data.streams import Segment, Streams
 from elman.errors import TrainingError
+from elman.models.state import State
+from elman.training.averaging import Average
 from elman.training.checkpoint import newest_checkpoint
 from elman.training.folder import Run
 from elman.training.gradients import Gradients
 from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
 from elman.training.history import History
 from elman.training.loop import Callback
+from elman.training.optimizers import Optimizer
 from elman.training.run import dry_run, resume, train
 
 NEVER = 10**9
@@ -162,21 +165,88 @@ def test_a_return_that_comes_again_after_a_resume_is_told_once(corpus, tmp_path)
     assert updates(killed) == updates(whole)
 
 
-def test_the_beginning_of_an_epoch_is_held_against_no_losses_with_carried_state(corpus, tmp_path, monkeypatch):
-    """Refused, it would leave the state as it is at a beginning, and the next batch would be refused for that."""
-    compute = Gradients.compute
+class Dear:
+    """Makes the loss of what is read from the initial state, and that of chosen batches, higher by 5 nats."""
 
-    def dear_from_the_initial_state(gradients, segment, whole, before, noise):
-        loss, grad_norm, state = compute(gradients, segment, whole, before, noise)
+    def __init__(self) -> None:
+        self.beginnings: list[int] = []
+        """The numbers of the batches that began an epoch."""
+        self.spikes: set[int] = set()
+        self.count = 0
+
+    def price(self, segment: Segment, before: State) -> float:
         is_initial = not any(tensor.any() for tensor in before.tensors.values())
-        return loss + (5.0 if is_initial else 0.0), grad_norm, state
+        is_dear = is_initial or self.count in self.spikes
+        self.beginnings += [self.count] if segment.starts_anew else []
+        self.count += 1
+        return 5.0 if is_dear else 0.0
 
-    monkeypatch.setattr(Gradients, "compute", dear_from_the_initial_state)
-    options = settings(max_epochs=2.5, bptt=4, batch_size=2, reset_probability=0.0, learning_rate=1e-3)
-    options["training"]["spike_deviations"] = 6.0
-    run = train(corpus, out=tmp_path / "run", callbacks=[], **options)
-    assert len(of_kind(run, "update")) > 2.5 * 128  # else a beginning is among the losses that are remembered
+
+@pytest.fixture
+def dear(monkeypatch) -> Dear:
+    compute, dear = Gradients.compute, Dear()
+
+    def with_price(gradients, segment, whole, before, noise):
+        loss, grad_norm, state = compute(gradients, segment, whole, before, noise)
+        return loss + dear.price(whole, before), grad_norm, state
+
+    monkeypatch.setattr(Gradients, "compute", with_price)
+    return dear
+
+
+EASY: dict[str, Any] = {"bptt": 4, "reset_probability": 0.0, "learning_rate": 1e-3, "spike_deviations": 6.0}
+
+
+@pytest.mark.parametrize(("batch_size", "max_epochs"), [(2, 2.5), (5, 4.5), (28, 12.0)])
+def test_the_beginning_of_an_epoch_is_no_spike_with_carried_state(batch_size, max_epochs, dear, corpus, tmp_path):
+    """Refused, it would leave the state as it is at a beginning, and the next batch would be refused for that."""
+    options = settings(batch_size=batch_size, max_epochs=max_epochs, **EASY)
+    run = train(corpus, out=tmp_path / "run", **options)
+    assert len(of_kind(run, "update")) > 200
+    assert len(dear.beginnings) == math.ceil(max_epochs)
     assert not of_kind(run, "skipped")
+
+
+def test_what_follows_a_beginning_that_was_skipped_is_no_spike_either(dear, corpus, tmp_path):
+    per_epoch = dry_run(corpus, **settings(batch_size=2, **EASY)).updates_per_epoch
+    assert per_epoch > 128
+    poison = Poison({per_epoch, per_epoch + 1})
+    run = train(corpus, out=tmp_path / "run", callbacks=[poison], **settings(batch_size=2, max_epochs=1.5, **EASY))
+    assert [skipped["update"] for skipped in of_kind(run, "skipped")] == [per_epoch] * 2
+
+
+def test_a_spike_after_the_beginning_is_skipped(dear, corpus, tmp_path):
+    dear.spikes = {300, 301}
+    run = train(corpus, out=tmp_path / "run", **settings(batch_size=2, max_updates=310, **EASY))
+    assert dear.beginnings[1] < 300
+    assert [skipped["update"] for skipped in of_kind(run, "skipped")] == [300] * 2
+
+
+class Broken(Exception):
+    """Comes in the midst of an update."""
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Optimizer, "step"), (Average, "update"), (Guard, "objection")])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_an_update_that_was_broken_off_is_not_saved(owner, name, is_done, corpus, tmp_path, monkeypatch):
+    options = settings(max_updates=12, averaging="exponential") | {"checkpoint": {"every_updates": 3}}
+    whole = train(corpus, out=tmp_path / "whole", **options)
+    call, count = getattr(owner, name), 0
+
+    def breaks(*words: Any, **more: Any) -> Any:
+        nonlocal count
+        count += 1
+        found = call(*words, **more) if is_done or count != 8 else None
+        if count == 8:
+            raise Broken
+        return found
+
+    monkeypatch.setattr(owner, name, breaks)
+    with pytest.raises(Broken):
+        train(corpus, out=tmp_path / "broken", **options)
+    run = resume(tmp_path / "broken")
+    assert updates(run) == updates(whole)
+    assert all(torch.equal(tensor, tensors(whole)[name]) for name, tensor in tensors(run).items())
 
 
 def test_a_run_that_goes_on_says_that_returns_have_lowered_its_rate(corpus, tmp_path):
@@ -205,6 +275,27 @@ def test_advice_is_told_once_and_when_an_undisturbed_training_tells_it(at, corpu
         return [(r["kind"], r.get("update"), r.get("text")) for r in records]
 
     assert told(killed) == told(whole)
+
+
+@pytest.mark.parametrize("deviations", [2.0, 4.0, 6.0])
+def test_where_enough_beginnings_are_remembered_none_is_a_spike(deviations):
+    """However dear they are beside losses at rest; where they are fewer, one that is dear enough is refused."""
+    known = [count for count in range(1, 200) if Guard(deviations).knows_beginnings(count)]
+    assert known == list(range(1, known[-1] + 1))
+    for per_epoch, is_refused in ((known[-1], False), (known[-1] + 1, True)):
+        guard = Guard(deviations)
+        told = [guard.objection(1e6 if index % per_epoch == 0 else 0.0, 1.0) for index in range(-128, 3 * per_epoch)]
+        assert any(told[128::per_epoch]) == is_refused
+    assert Guard(None).knows_beginnings(10**6)
+
+
+def test_advice_of_what_was_taken_back_does_not_silence_what_comes_later(corpus, tmp_path):
+    """Skipped batches and a loss that is too high are both the rate's; the first are gone with the return."""
+    options = settings(max_updates=130, warmup_updates=0, learning_rate=6.0)
+    run = train(corpus, out=tmp_path / "run", callbacks=[Poison(set(range(5, 10)))], **options)
+    assert len(of_kind(run, "returned")) == 1
+    (advice,) = [r for r in of_kind(run, "notice") if "too high" in r["text"]]
+    assert advice["update"] == 64
 
 
 def test_a_batch_read_from_the_initial_state_is_no_spike_and_not_remembered():
@@ -289,18 +380,31 @@ def test_several_in_a_row_lead_back_to_the_last_saved_state_at_half_the_rate(cor
 
 
 def test_in_the_end_it_stops_and_says_what_to_do(corpus, tmp_path):
-    with pytest.raises(TrainingError, match=r"5 batches in a row .* after 3 returns .* lower training\.learning_rate"):
+    with pytest.raises(
+        TrainingError, match=r"5 batches in a row .* after 3 returns .* set training\.max_grad_norm; .* finite"
+    ):
         train(
             corpus,
             out=tmp_path / "run",
             callbacks=[TooFast(after=3, limit=0.0)],
             checkpoint={"every_updates": 1},
-            **settings(max_updates=9),
+            **settings(max_updates=9, max_grad_norm=None),
         )
     run = Run.open(tmp_path / "run")
+    _, checkpoint, _ = newest_checkpoint(run.checkpoints)
+    assert checkpoint.trainer["guard"]["num_returns"] == MAX_RETURNS
+    assert checkpoint.trainer["guard"]["rate"] == 0.5**MAX_RETURNS  # the last that was tried
     assert [returned["num_returns"] for returned in of_kind(run, "returned")] == list(range(1, MAX_RETURNS + 1))
     assert len(of_kind(run, "skipped")) == MAX_IN_A_ROW  # those before a return were taken back with it
     assert all(tensor.isfinite().all() for tensor in tensors(run).values())
+
+
+def test_a_last_update_that_cannot_be_saved_is_a_failure(corpus, tmp_path):
+    options = settings(max_updates=1, learning_rate=1e39, warmup_updates=0)
+    options["sampling"] = {"prompts": []}  # nothing is drawn from such weights
+    with pytest.raises(TrainingError, match=r"update 1 is not saved, and no other .* lower training\.learning_rate"):
+        train(corpus, out=tmp_path / "run", **options)
+    assert math.isfinite(elman.evaluate(tmp_path / "run", split="test").evaluation.score.nats_per_token)
 
 
 def test_what_is_kept_in_the_end_is_a_model_that_gives_numbers(corpus, tmp_path):

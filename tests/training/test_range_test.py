@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import elman
 from elman.errors import ConfigError, TrainingError
 from elman.training.range_test import RangeTest, range_test
 
@@ -82,6 +83,32 @@ def test_muon_keeps_the_share_of_its_rate(corpus: Path):
     found = range_test(corpus, num_updates=20, **SMALL | muon)
     assert found.matrix_share == pytest.approx(3.0)
     assert set(found.to_dict()["suggestion"]) == {"learning_rate", "matrix_learning_rate"}
+
+
+def test_the_model_to_start_from_is_the_one_that_is_tested(corpus: Path, tmp_path: Path):
+    run = elman.train(corpus, out=tmp_path / "run", **SMALL | {"training": SMALL["training"] | {"max_updates": 150}})
+    fresh = range_test(corpus, num_updates=20, **SMALL).nats[0]
+    going_on = range_test(corpus, from_model=run.path, num_updates=20, **SMALL).nats[0]
+    learned = [record["nats"] for record in run.records() if record["kind"] == "update"][-1]
+    assert going_on == pytest.approx(learned, abs=0.5)
+    assert going_on < fresh - 0.5
+
+
+def test_the_teacher_of_the_run_whose_settings_are_given_teaches(corpus: Path, tmp_path: Path):
+    short = SMALL | {"training": SMALL["training"] | {"max_updates": 2}}
+    teacher = elman.train(corpus, out=tmp_path / "teacher", **short)
+    taught = elman.train(corpus, out=tmp_path / "taught", teachers=[teacher.path], teacher_weight=0.9, **short)
+    settings = taught.path / "run.toml"
+    with_teacher = range_test(config=settings, num_updates=20)
+    (tmp_path / "alone.toml").write_text(settings.read_text(encoding="utf-8"), encoding="utf-8")
+    alone = range_test(config=tmp_path / "alone.toml", num_updates=20)
+    assert with_teacher.nats[0] == alone.nats[0]  # of the text, before the first update
+    assert with_teacher.nats != alone.nats
+
+
+def test_a_test_that_is_stopped_at_once_says_so(corpus: Path):
+    with pytest.raises(TrainingError, match="stopped after 0 updates: there is no curve yet"):
+        range_test(corpus, should_stop=lambda: True, **SMALL)
 
 
 def test_nothing_is_written_and_the_budget_of_a_preset_does_not_matter(corpus: Path, tmp_path: Path, monkeypatch):

@@ -14,8 +14,9 @@ from elman.config import TrainingConfig
 from elman.errors import ConfigError
 from elman.models.kinds import build_model, model_class, model_config
 from elman.settings import resolve
+from elman.training.averaging import Average
 from elman.training.distributed import Ranks
-from elman.training.scaling import Machine, Update, Work, fit, forecast, time_updates, work_of
+from elman.training.scaling import Machine, Update, Work, fit, forecast, measured_speeds, time_updates, work_of
 
 MACHINE = Machine(
     operations_per_second=1e9, step_seconds=1e-4, memory_bytes=1e9, bytes_per_second=1e8, latency_seconds=1e-4
@@ -110,7 +111,9 @@ def test_times_without_a_floor_give_none_and_times_without_products_are_refused(
     works = [replace(WORK, operations=operations) for operations in (10**5, 10**6, 10**7)]
     speed, step = fit([(work, work.operations * (1.0 + 0.01 * n)) for n, work in enumerate(works)])
     assert step == 0
-    assert speed == pytest.approx(3 * 500 / 1.01, rel=0.02)
+    # The least sum of (x r - 1)^2, where r are products per second and x the seconds of one.
+    rates = [3 * 500 / (1.0 + 0.01 * n) for n in range(3)]
+    assert speed == pytest.approx(sum(rate**2 for rate in rates) / sum(rates), rel=1e-12)
     with pytest.raises(ConfigError, match="measure wider models"):
         fit([(work, 1.0 / work.operations) for work in works])
 
@@ -229,6 +232,47 @@ def test_the_work_of_a_large_vocabulary_is_that_of_a_narrower_model_continued(pr
     assert work.parameters == whole > 50_000_000
     few = work_of(model, TrainingConfig(), 30_000)
     assert work.saved_bytes == pytest.approx(few.saved_bytes, rel=0.05)  # of a layer, whatever the vocabulary
+
+
+@pytest.mark.parametrize("averaging", ["none", "exponential"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [{"optimizer": "adamw"}, {"optimizer": "muon"}, {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.9}],
+    ids=str,
+)
+def test_what_the_optimiser_remembers_is_counted(optimizer: dict[str, Any], averaging: str) -> None:
+    model = model_config({"kind": "lstm", "embedding_size": 24, "hidden_size": 16, "num_layers": 2})
+    config = TrainingConfig(**optimizer, averaging=averaging, batch_size=2, bptt=3)
+    network = build_model(model, 500, seed=1, dtype=torch.float32)
+    update = Update(network, config)
+    update()
+    kept = update._optimizer.tensors() | {f"mean.{name}": t for name, t in Average(network, config).tensors().items()}
+    expected = sum(tensor.numel() for tensor in kept.values() if tensor.numel() > 1)  # AdamW counts its steps
+    work = work_of(model, config, 500)
+    assert work.optimizer_numbers * work.parameters == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "slstm", "mlstm", "gated_deltanet"])
+def test_heads_stay_whole_in_narrower_models(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_config({"kind": kind, "embedding_size": 72, "hidden_size": 72, "num_layers": 1})
+    whole = work_of(model, TrainingConfig(), 30)
+    monkeypatch.setattr("elman.training.scaling._MAX_BUILT", whole.parameters - 1)
+    assert work_of(model, TrainingConfig(), 30).saved_bytes == pytest.approx(whole.saved_bytes, rel=0.1)
+
+
+def test_narrow_models_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+
+    def timed(model: Any, *rest: Any) -> list[float]:
+        widths.append(model.hidden_size)
+        return [0.01 * model.hidden_size * rest[0].batch_size]
+
+    monkeypatch.setattr("elman.training.scaling.time_updates", timed)
+    model = model_config({"kind": "transformer", "embedding_size": 200, "hidden_size": 200})
+    measured_speeds(model, TrainingConfig(batch_size=4), 30)
+    model = model_config({"kind": "lstm", "embedding_size": 3, "hidden_size": 3})
+    measured_speeds(model, TrainingConfig(batch_size=4), 30)
+    assert widths == [200, 200, 48, 48, 3, 3, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])

@@ -28,6 +28,11 @@ def is_own_cell(kind: str) -> bool:
     return ":" in kind
 
 
+def own_kind(kind: str) -> str | None:
+    """The kind where it is a person's own code, which may then be run for a model that names it; else none."""
+    return kind if is_own_cell(kind) else None
+
+
 def named_by_person(kind: str, cell: str | None, where: str) -> str:
     """The kind to use for a file that names ``kind``: a file must never choose the code that is run.
 

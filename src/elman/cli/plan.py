@@ -27,7 +27,8 @@ def plan(
     """What a training takes on one device or on many: memory, time, communication.
 
     Args:
-        vocabulary: Tokens in the vocabulary; none: tokenizer.max_size, and 256 where that is none.
+        vocabulary: Tokens in the vocabulary; none: tokenizer.max_size, and where that is none 256 characters,
+            257 bytes, 8,192 BPE tokens or 10,000 words.
         tokens: Tokens to train on, in all.
         processes: Numbers of devices, one process for each, with training.batch_size rows each. Repeat it for several.
         measure: Take the speed of products and of steps from short trainings on this machine.

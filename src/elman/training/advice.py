@@ -188,6 +188,15 @@ def rates_of(training: TrainingConfig) -> list[str]:
     return [f"training.{name} {getattr(training, name):g}" for name in names]
 
 
+def remedy_of(training: TrainingConfig) -> str:
+    """What helps where one batch after the other goes wrong."""
+    clip = "set" if training.max_grad_norm is None else "lower"
+    remedy = f"lower {', '.join(rates_of(training))} or {clip} training.max_grad_norm"
+    if training.spike_deviations is not None:
+        remedy += "; where the losses were finite, a higher training.spike_deviations lets them pass"
+    return remedy
+
+
 def unigram_nats(dataset: Dataset) -> float:
     """Nats per token of the training part when only each token's frequency in it is known."""
     counts = token_counts(dataset.train.tokens[1:], dataset.tokenizer.size)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-WINDOW = 128
+_WINDOW = 128
 """Losses that a new one is held against."""
 _MIN_DEVIATION = 0.01
 """Of the mean: losses that have come to rest do not make a spike of every small step."""
@@ -35,7 +35,7 @@ class Guard:
 
     def __init__(self, max_deviations: float | None) -> None:
         self._max_deviations = max_deviations
-        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
         self.num_in_a_row = 0
         self.num_returns = 0
         self.rate = 1.0
@@ -47,23 +47,35 @@ class Guard:
         Args:
             loss: in nats per token.
             grad_norm: before clipping.
-            is_fresh: the batch was read from the initial state, those before it were not. Its loss is higher for that
+            is_fresh: the batch was read from the initial state, and few before it were. Its loss is higher for that
                 alone, the more so the more of the text the model knows by heart, and is held against nothing. Were it
                 refused, the next batch would be read from the initial state as well, and so on.
         """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.num_in_a_row += 1
             return f"a loss of {loss:g} nats and a gradient of norm {grad_norm:g}"
-        if self._max_deviations is not None and len(self._losses) == WINDOW and not is_fresh:
+        if self._max_deviations is not None and len(self._losses) == _WINDOW and not is_fresh:
             mean = statistics.fmean(self._losses)
             deviation = max(statistics.pstdev(self._losses, mean), _MIN_DEVIATION * mean)
             if loss > mean + self._max_deviations * deviation:
                 self.num_in_a_row += 1
-                return f"a loss of {loss:.3f} nats, where the last {WINDOW} were {mean:.3f} +- {deviation:.3f}"
+                return f"a loss of {loss:.3f} nats, where the last {_WINDOW} were {mean:.3f} +- {deviation:.3f}"
         if not is_fresh:
             self._losses.append(loss)
         self.num_in_a_row = 0
         return ""
+
+    def knows_beginnings(self, num_segments: int) -> bool:
+        """Whether so many of the losses that are remembered are of beginnings that no such loss is a spike.
+
+        A part p of all numbers that lies d above the rest lies (1 - p) d above their mean, which is at most
+        sqrt((1 - p) / p) standard deviations.
+
+        Args:
+            num_segments: of an epoch, the first of which is read from the initial state.
+        """
+        part = _WINDOW // num_segments / _WINDOW
+        return self._max_deviations is None or 1 - part <= self._max_deviations**2 * part
 
     @property
     def is_lost(self) -> bool:
@@ -76,8 +88,13 @@ class Guard:
         return self.num_returns >= MAX_RETURNS
 
     def returned_from(self, before: Guard) -> None:
-        """Take over what must outlast a return to a saved state: how often there was one, and a lower rate."""
-        self.num_returns, self.rate = before.num_returns + 1, before.rate * _FALL
+        """Take over what must outlast a return to a saved state: how often there was one, and a lower rate.
+
+        Where returning was tried often enough, the saved state is what is left, and no further trial.
+        """
+        self.num_returns, self.rate = before.num_returns, before.rate
+        if not before.gives_up:
+            self.num_returns, self.rate = before.num_returns + 1, before.rate * _FALL
         self.num_in_a_row = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,6 +108,6 @@ class Guard:
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Put back what :meth:`to_dict` gave."""
-        self._losses = deque(values["losses"], maxlen=WINDOW)
+        self._losses = deque(values["losses"], maxlen=_WINDOW)
         self.num_in_a_row, self.num_returns = values["num_in_a_row"], values["num_returns"]
         self.rate = values["rate"]

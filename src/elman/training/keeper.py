@@ -19,6 +19,7 @@ from pathlib import Path
 from elman.errors import ElmanError, MissingExtraError, ModelFileError, TrainingError
 from elman.files import write_atomically
 from elman.models.file import model_bytes
+from elman.training.advice import rates_of
 from elman.training.checkpoint import save_checkpoint
 from elman.training.folder import Run
 from elman.training.loop import Record, Trainer
@@ -41,7 +42,7 @@ class Keeper:
         self._run, self._trainer = run, trainer
         self._log = _Log(run.metrics)
         self._events = _TensorBoard(run.path / "tensorboard") if tensorboard else None
-        self._unsaved: OSError | ModelFileError | None = None
+        self._unsaved: OSError | ModelFileError | TrainingError | None = None
         """Why the newest checkpoint could not be written."""
         self._unsaved_model: bytes | None = None
         """The best model, where it could not be written yet."""
@@ -92,6 +93,7 @@ class Keeper:
             )
         finally:
             self._log = _Log(self._run.metrics)
+        self._trainer.recall(self._run.records())
 
     def _mind(self, write: Callable[..., None], *what: object) -> None:
         """Write something that a training can do without; say so where it cannot be written."""
@@ -107,17 +109,17 @@ class Keeper:
             try:
                 self._save()
             except TrainingError as error:  # a number that is not finite: the batches to come will show it
+                self._unsaved = error
                 self._trainer.note(str(error))
                 return
             except (OSError, ModelFileError) as error:  # not written, or not to be read back as it was written
-                self._unsaved = error
+                self._unsaved = failure = error
                 time.sleep(wait)
             else:
                 self._unsaved = None
                 return
-        if self._unsaved is not None:
-            what = self._no_room(self._unsaved)
-            self._trainer.note(f"{what}; the training goes on, and the checkpoint before is whole")
+        what = self._no_room(failure)
+        self._trainer.note(f"{what}; the training goes on, and the checkpoint before is whole")
 
     def _save(self) -> None:
         trainer = self._trainer
@@ -130,12 +132,11 @@ class Keeper:
 
     def _write_model(self) -> None:
         """Write the best model so far; where that fails, keep its bytes until the next checkpoint."""
-        data = model_bytes(self._trainer.bundle)
+        self._unsaved_model = data = model_bytes(self._trainer.bundle)
         try:
             write_atomically(self._run.model, data)
             self._unsaved_model = None
         except OSError as error:
-            self._unsaved_model = data
             self._trainer.note(f"{self._no_room(error, len(data))}; it is kept in memory and tried again")
 
     def _finish(self) -> None:
@@ -144,6 +145,11 @@ class Keeper:
             return
         try:
             self._save()
+        except TrainingError as error:
+            rates = ", ".join(rates_of(self._trainer.config.training))
+            raise TrainingError(
+                f"{error}, and no other follows; the checkpoint before is whole: lower {rates}"
+            ) from error
         except (OSError, ModelFileError) as error:
             raise ElmanError(
                 f"{self._no_room(error)}: the checkpoint before is whole; make room and go on with "

@@ -33,13 +33,13 @@ from elman.models.noise import Noise
 from elman.models.state import State
 from elman.process import as_in_training, num_threads
 from elman.settings import Config
-from elman.training.advice import Advisor, rates_of, unigram_nats
+from elman.training.advice import Advisor, remedy_of, unigram_nats
 from elman.training.averaging import Average
 from elman.training.checkpoint import Checkpoint
 from elman.training.distillation import Teacher
 from elman.training.distributed import Gathered, Ranks, choose_device, gather_tensors
 from elman.training.gradients import Gradients
-from elman.training.guard import MAX_RETURNS, WINDOW, Guard
+from elman.training.guard import MAX_RETURNS, Guard
 from elman.training.layout import lay_out
 from elman.training.objective import proposal_of
 from elman.training.optimizers import Optimizer, learning_rate_share
@@ -163,15 +163,7 @@ class Trainer:
         """Values of notices about how the training goes on, which say nothing of its text or model."""
         self.origin: Mapping[str, Any] | None = None
         """What was taken over from another model, for the record."""
-        self._advisor = Advisor(
-            config,
-            batch_size=self.streams.batch_size,
-            processes=self.ranks.size,
-            updates_per_epoch=self.streams.num_segments,
-            tokens_per_epoch=self.streams.num_targets,
-            vocab_size=dataset.tokenizer.size,
-            unigram_nats=lambda: unigram_nats(dataset),
-        )
+        self._advisor = self._new_advisor()
         if not isinstance(self.network, CountedModel):
             self.notices += self._advisor.at_start()
         self.update = 0
@@ -186,11 +178,24 @@ class Trainer:
         self.last_evaluation: dict[str, Any] | None = None
         self._evaluated_at = self._sampled_at = self._saved_at = 0
         self._now = self._saved_seconds = time.monotonic()
+        self._is_amid = False
+        """Whether some of an update is done and some is not."""
         rows = range(self.streams.batch_size)[share_of(self.streams.batch_size, self.ranks.rank, self.ranks.size)]
         self.state: State = self._initial_state(len(rows))
         self._whole_network: LanguageModel | None = None
         """Of a divided model, in the first process: all of it, as it was when it was last brought together."""
         self._gathered: Gathered | None = None
+
+    def _new_advisor(self) -> Advisor:
+        return Advisor(
+            self.config,
+            batch_size=self.streams.batch_size,
+            processes=self.ranks.size,
+            updates_per_epoch=self.streams.num_segments,
+            tokens_per_epoch=self.streams.num_targets,
+            vocab_size=self.dataset.tokenizer.size,
+            unigram_nats=lambda: unigram_nats(self.dataset),
+        )
 
     def _divided(self) -> Shards:
         """The model, divided over all processes."""
@@ -271,7 +276,8 @@ class Trainer:
                     yield from self._told(Record("notice", {"text": self._notes.pop(0), "update": self.update}))
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Let what advises know the log of the run that goes on, so that it says what it would have said."""
+        """Let what advises know this log, and no more, so that it says what a run of just this log would hear."""
+        self._advisor = self._new_advisor()
         for record in records:
             self._advisor.remarks(record["kind"], record, record.get("measured", {}))
 
@@ -298,7 +304,7 @@ class Trainer:
         return added
 
     def _records(self) -> Iterator[Record]:
-        (self._saved_seconds,) = self.ranks.of_first(self._saved_seconds)
+        self._saved_seconds, self._now = self.ranks.of_first(self._saved_seconds, self._now)
         try:
             for notice in self.notices:
                 yield Record("notice", {"text": notice})
@@ -389,10 +395,13 @@ class Trainer:
         if self.config.training.random_bptt:
             rate *= whole.tokens_BT.shape[1] / self.config.training.bptt
         loss, grad_norm, state = self._gradients.compute(segment, whole, before, noise)
-        # Where an epoch has fewer segments, the losses that are remembered have such a beginning among them.
-        is_fresh = self.segment_index == 0 and self.streams.num_segments > WINDOW
+        # The state is that of the beginning for as long as all of the epoch so far was skipped; pairs always begin.
+        is_initial = not self.config.data.pairs and self.guard.num_in_a_row >= self.segment_index
+        is_fresh = is_initial and not self.guard.knows_beginnings(self.streams.num_segments)
+        self._is_amid = True
         self.segments_read += 1
         if why := self.guard.objection(loss, grad_norm, is_fresh=is_fresh):
+            self._is_amid = False
             self._take_time(started)
             values = {"update": self.update, "tokens": self.tokens, "nats": loss, "grad_norm": grad_norm}
             values["segments_read"] = self.segments_read
@@ -402,6 +411,7 @@ class Trainer:
         self.state = state
         self.update += 1
         self.tokens += whole.num_targets
+        self._is_amid = False
         seconds = self._take_time(started)
         values = {
             "update": self.update,
@@ -437,15 +447,17 @@ class Trainer:
             TrainingError: there is none, or that has been tried often enough.
         """
         wrong = f"{self.guard.num_in_a_row} batches in a row went wrong after update {self.update}"
-        remedy = f"lower {', '.join(rates_of(self.config.training))} or training.max_grad_norm"
+        remedy = remedy_of(self.config.training)
         if self._last_saved is None:
             raise TrainingError(f"{wrong}, and there is no saved state to return to: {remedy}")
         lost, elapsed_seconds, best = self.guard, self.elapsed_seconds, (self.best_nats, self.best_update)
+        self._is_amid = True
         self.guard = Guard(self.config.training.spike_deviations)
         self.restore(self._last_saved())
         self.guard.returned_from(lost)
         self.elapsed_seconds = elapsed_seconds
         self.best_nats, self.best_update = best  # its model is kept, be it of an update that will come again
+        self._is_amid = False
         if lost.gives_up:
             kept = self.update if self.best_update is None else self.best_update
             raise TrainingError(
@@ -583,8 +595,10 @@ class Trainer:
         """Everything needed to go on, as it stands between two records; in the first process, after ``checkpoint``.
 
         Raises:
-            TrainingError: the other processes have gone on since they handed in their part.
+            TrainingError: an update was broken off, or the other processes have gone on since they handed in theirs.
         """
+        if self._is_amid:
+            raise TrainingError("an update was broken off: nothing is saved between")
         state = self.state
         memory: Mapping[str, Tensor] = self._optimizer.tensors()
         if self.ranks.size > 1:

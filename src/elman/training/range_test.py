@@ -12,12 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from elman.data.prepare import prepare
+from elman.cells import own_kind
 from elman.errors import ConfigError, TrainingError
 from elman.models.contract import CountedModel
 from elman.page import COLOURS, Page, new_figure
 from elman.settings import resolve, with_corpus
+from elman.training.distillation import read_teacher
 from elman.training.loop import Trainer
+from elman.training.transfer import prepare_for, take_over
 
 _SMOOTHING = 0.9
 """What the running mean of the loss keeps at every update."""
@@ -131,45 +133,52 @@ def range_test(
         to_rate: that of the last.
         num_updates: how many there are at most.
         should_stop: once true, what there is by then is the result.
-        options: those of ``train`` that choose settings: ``preset``, ``config`` and the sections.
+        options: those of ``train`` that choose settings: ``preset``, ``config``, ``from_model`` and the sections;
+            beside the ``run.toml`` of a run, its teacher as well.
 
     Raises:
         ConfigError: the rates do not rise, or the model has none.
-        TrainingError: the loss was not finite from the start, or never lower than there.
+        TrainingError: the loss was not finite from the start, or never lower than there; or it was stopped at once.
     """
     if not 0 < from_rate < to_rate or not math.isfinite(to_rate / from_rate) or num_updates < _FEWEST:
         raise ConfigError(
             f"the test is from {from_rate:g} to {to_rate:g} in {num_updates} updates; accepted: finite rates that rise "
             f"from above 0, and {_FEWEST} updates or more"
         )
-    preset, file = options.pop("preset", None), options.pop("config", None)
-    config = resolve(with_corpus(options, corpus), preset=preset, file=file)
+    preset, file, from_model = (options.pop(name, None) for name in ("preset", "config", "from_model"))
+    config = resolve(with_corpus(options, corpus, from_model), preset=preset, file=file)
     budget = dict.fromkeys(("max_epochs", "max_tokens", "max_seconds"))
     training = config.training.model_copy(update={**budget, "max_updates": num_updates + 1, "spike_deviations": None})
     if training.schedule == "plateau":  # it asks for estimates, and there are none
         training = training.model_copy(update={"schedule": "constant"})
-    dataset = prepare(config.data, config.text, config.tokenizer)
+    dataset, origin = prepare_for(config)
+    teacher = None if file is None else read_teacher(Path(file).parent / "teacher", cell=own_kind(config.model.kind))
     never = {"every_updates": num_updates + 1}
     sampling = config.sampling.model_copy(update={"prompts": ("",), **never})  # prompts are held against the text
     evaluation = config.evaluation.model_copy(update=never)
     config = config.model_copy(update={"training": training, "sampling": sampling, "evaluation": evaluation})
-    trainer = _Rising(config, dataset, should_stop=should_stop)
+    trainer = _Rising(config, dataset, should_stop=should_stop, teacher=teacher)
     if isinstance(trainer.network, CountedModel):
         raise ConfigError(f"model.kind {config.model.kind!r} is counted and has no learning rate")
+    if origin is not None:
+        take_over(config, origin, trainer.network, dataset)
     factor = (to_rate / from_rate) ** (1 / (num_updates - 1))
     trainer.rates = [from_rate * factor**update for update in range(num_updates)]
     nats: list[float] = []
     smoothed: list[float] = []
+    is_skipped = False
     for record in trainer.records():
-        if record.kind == "skipped":
+        if is_skipped := record.kind == "skipped":
             break
         if record.kind == "update":
             nats.append(record.values["nats"])
             smoothed.append(_running_mean(nats))
             if len(nats) == num_updates or _has_turned_up(smoothed):
                 break
-    if len(nats) < 2:
+    if len(nats) < 2 and is_skipped:
         raise TrainingError(f"the loss was not finite from the start, at the rate {from_rate:g}: begin at a lower one")
+    if len(nats) < 2:
+        raise TrainingError(f"stopped after {len(nats)} updates: there is no curve yet, let it go on for longer")
     if min(smoothed) == smoothed[0]:
         if _has_turned_up(smoothed):
             raise TrainingError(f"the loss rose from the first rate on, {from_rate:g}: begin at a lower one")

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 
 import elman
-from elman.cells import is_own_cell
+from elman.cells import own_kind
 from elman.config import BUDGETS, EXECUTION
 from elman.data.prepare import Dataset, prepare
 from elman.errors import ConfigError, ElmanError
@@ -78,7 +78,7 @@ def train(
         TextError: the corpus cannot be read.
         TrainingError: loss or gradient are no longer finite.
     """
-    resolved = resolve(with_corpus(_with_origin(settings, from_model), corpus), preset=preset, file=config)
+    resolved = resolve(with_corpus(settings, corpus, from_model), preset=preset, file=config)
     if resume == "auto" and (out is None or overwrite):
         raise ConfigError("--resume auto goes on with the run in --out: give --out, and leave --overwrite out")
     named, said = _names(teachers), ""
@@ -91,7 +91,7 @@ def train(
             # The first process alone looks: it will soon write there.
             if ranks.spread(lambda: b"on" if _goes_on(Path(out), resolved, teacher) else b""):
                 changes = {"training": _may_change(resolved)}
-                return _resume(ranks, Path(out), _own_cell(resolved), changes, said=said, **watch)
+                return _resume(ranks, Path(out), own_kind(resolved.model.kind), changes, said=said, **watch)
             overwrite = (Path(out) / "run.toml").is_file()  # of a run that was killed before it could save anything
         path = None if out is None else Path(out)
         made = ranks.spread(lambda: os.fsencode(new_run(path, resolved, overwrite=overwrite).path))
@@ -146,7 +146,7 @@ def _goes_on(path: Path, config: Config, teacher: Teacher | None) -> bool:
                 "--overwrite in place of --resume auto"
             )
         return False
-    theirs = resolve_run(path / "run.toml", cell=_own_cell(config)).to_dict()
+    theirs = resolve_run(path / "run.toml", cell=own_kind(config.model.kind)).to_dict()
     mine = as_stored(config).to_dict()
     for section, values in mine.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
@@ -319,11 +319,6 @@ def _trainer(
     )
 
 
-def _own_cell(config: Config) -> str | None:
-    """The person's own cell of a training that has one."""
-    return config.model.kind if is_own_cell(config.model.kind) else None
-
-
 def _names(names: str | Path | Sequence[str | Path]) -> list[str | Path]:
     return [names] if isinstance(names, str | Path) else list(names)
 
@@ -351,16 +346,12 @@ def _teacher(
     Raises:
         ConfigError: there is none to whom a weight or a temperature could belong.
     """
-    cell = _own_cell(config)
+    cell = own_kind(config.model.kind)
     if models:
         return load_teacher(models, weight=weight, temperature=temperature, cell=cell)
     if weight is not None or temperature is not None:
         raise ConfigError("a teacher's weight and temperature have no meaning without one: give --teacher as well")
     return None if file is None else read_teacher(Path(file).parent / "teacher", cell=cell)
-
-
-def _with_origin(settings: Mapping[str, Any], from_model: str | Path | None) -> dict[str, Any]:
-    return dict(settings) if from_model is None else {**settings, "from_model": str(from_model)}
 
 
 def _remember(trainer: Trainer, origin: Origin) -> None:
@@ -411,10 +402,9 @@ def dry_run(corpus: str | Path | Sequence[str | Path] | None = None, **options: 
     Takes the arguments of :func:`train` that choose settings: ``preset``, ``config``, ``from_model``, ``teachers`` with
     weight and temperature, and the sections.
     """
-    preset, file = options.pop("preset", None), options.pop("config", None)
+    preset, file, from_model = (options.pop(name, None) for name in ("preset", "config", "from_model"))
     taught = [options.pop(name, None) for name in ("teachers", "teacher_weight", "teacher_temperature")]
-    options = _with_origin(options, options.pop("from_model", None))
-    resolved = resolve(with_corpus(options, corpus), preset=preset, file=file)
+    resolved = resolve(with_corpus(options, corpus, from_model), preset=preset, file=file)
     teacher = _teacher(resolved, file, _names(() if taught[0] is None else taught[0]), taught[1], taught[2])
     dataset, bundle = prepare_for(resolved)
     once = resolved.training.model_copy(update=dict.fromkeys(BUDGETS) | {"max_updates": 1})

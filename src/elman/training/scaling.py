@@ -30,7 +30,7 @@ from elman.models.contract import CountedModel, LanguageModel
 from elman.models.kinds import build_model, model_class
 from elman.models.losses import FEW_NUMBERS
 from elman.models.noise import Noise
-from elman.process import as_in_training
+from elman.process import as_in_training, num_threads
 from elman.training.distributed import Ranks, choose_device
 from elman.training.gradients import Gradients
 from elman.training.objective import proposal_of
@@ -70,8 +70,8 @@ class Work:
     parameters: int
     largest_group: int
     """Parameters of the layer, or of all that is no layer, that are in one piece while they are used."""
-    optimizer_numbers: int
-    """That the optimiser remembers for each parameter."""
+    optimizer_numbers: float
+    """That the optimiser, and the mean of the weights where there is one, remember for each parameter."""
     operations: int
     """For a token, forward."""
     passes: int
@@ -177,10 +177,7 @@ def work_of(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> Wo
     if issubclass(kind, CountedModel):
         raise ConfigError(f"model.kind {model.kind!r} is counted, not trained: there is no update to plan")
     parameters, factor = kind.predicted_num_parameters(model, vocab_size), 1
-    widths = _widths(model)
-    narrowest = min(widths.values())
-    if heads := getattr(model, "num_heads", 0):
-        narrowest = min(narrowest, widths["hidden_size"] // (2 * heads))  # positions turn pairs of a head's numbers
+    narrowest = min(_widths(model).values()) // _width_step(model)
     while kind.predicted_num_parameters(_narrower(model, factor), vocab_size) > _MAX_BUILT:
         factor *= 2
         if 2 * factor > narrowest:
@@ -188,19 +185,24 @@ def work_of(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> Wo
                 f"a vocabulary of {vocab_size:,} tokens is too large for this forecast, which counts activations on "
                 f"models of up to {_MAX_BUILT:,} parameters; accepted: a smaller one"
             )
-    built, saved = _counted(_narrower(model, factor), training, vocab_size)
+    narrow = _narrower(model, factor)
+    built, saved = _counted(narrow, training, vocab_size)
+    width, of_narrow = (sum(_widths(one).values()) for one in (model, narrow))
     if factor > 1:
-        _, of_half = _counted(_narrower(model, 2 * factor), training, vocab_size)
-        saved += 2 * (factor - 1) * (saved - of_half)
+        half = _narrower(model, 2 * factor)
+        _, of_half = _counted(half, training, vocab_size)
+        saved += (width - of_narrow) * (saved - of_half) / (of_narrow - sum(_widths(half).values()))
     layers = [sum(p.numel() for p in layer.parameters()) for layer in _layers(built)]
     groups = [built.num_parameters - sum(layers), *layers]
     looked_up = [c for c in built.components() if not c.operations and c.what == "look-up"]
     is_tied = isinstance(model, EmbeddingConfig) and model.tie_weights
-    only_read = 0 if is_tied else sum(p.numel() for c in looked_up for p in c.parameters.values()) * factor
+    only_read = 0 if is_tied else sum(p.numel() for c in looked_up for p in c.parameters.values()) * width // of_narrow
+    hidden = sum(matrix.numel() for matrix, _ in built.hidden_matrices()) * (width / of_narrow) ** 2
+    numbers = {"adamw": 2.0, "muon": 2 - hidden / parameters}.get(training.optimizer, float(training.momentum > 0))
     return Work(
         parameters=parameters,
         largest_group=round(max(groups) / built.num_parameters * parameters),
-        optimizer_numbers={"adamw": 2, "muon": 1}.get(training.optimizer, int(training.momentum > 0)),
+        optimizer_numbers=numbers + (training.averaging != "none"),
         operations=2 * (parameters - only_read),
         passes=4 if training.recompute_tokens else 3,
         num_layers=max(1, len(layers)),
@@ -211,8 +213,15 @@ def work_of(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> Wo
 
 
 def _narrower(model: ModelConfig, factor: int) -> ModelConfig:
-    """The same form, its widths divided by a factor."""
-    return model.model_copy(update={name: width // factor for name, width in _widths(model).items()})
+    """The same form, its widths divided by a factor, as nearly as heads allow."""
+    step = _width_step(model) if factor > 1 else 1
+    widths = {name: max(step, width // factor // step * step) for name, width in _widths(model).items()}
+    return model.model_copy(update=widths)
+
+
+def _width_step(model: ModelConfig) -> int:
+    """What widths are multiples of: with heads, an even number for each, since positions turn pairs of numbers."""
+    return 2 * getattr(model, "num_heads", 0) or 1
 
 
 def _widths(model: ModelConfig) -> dict[str, int]:
@@ -304,7 +313,7 @@ def time_updates(
     network = build_model(model, vocab_size, seed=1, dtype=torch.float32, device=choose_device("cpu"))
     update = Update(network, training, ranks)
     seconds: list[float] = []
-    with as_in_training():
+    with num_threads(training.num_threads), as_in_training():
         for _ in range(num_updates + 1):
             ranks.any(False)
             started = time.perf_counter()
@@ -316,7 +325,7 @@ def time_updates(
 def fit(measured: Sequence[tuple[Work, float]]) -> tuple[float, float]:
     """Operations per second and seconds per step, from seconds of updates of one process.
 
-    Least squares of the relative error, both positive.
+    Least squares of the relative error, neither below zero.
 
     Args:
         measured: two updates at least, that differ in width or in rows.
@@ -327,7 +336,8 @@ def fit(measured: Sequence[tuple[Work, float]]) -> tuple[float, float]:
     of_both = np.stack([products, steps], axis=1) / seconds[:, None]
     (per_operation, step_seconds), *_ = np.linalg.lstsq(of_both, np.ones(len(seconds)), rcond=None)
     if step_seconds < 0:  # steps without a product take too little to show
-        per_operation, step_seconds = np.mean(seconds / products), 0.0
+        of_products = of_both[:, 0]
+        per_operation, step_seconds = of_products.sum() / (of_products @ of_products), 0.0
     if per_operation <= 0:  # and here the products do
         raise ConfigError("the time of these updates does not rise with their products: measure wider models")
     return float(1 / per_operation), float(step_seconds)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from elman.cells import is_own_cell
+from elman.cells import own_kind
 from elman.config import TokenizerConfig
 from elman.data.prepare import Dataset, prepare, prepared_folder
 from elman.errors import ConfigError, ModelFileError
@@ -127,8 +127,7 @@ def prepare_for(config: Config) -> tuple[Dataset, Bundle | None]:
     """
     if config.from_model is None:
         return prepare(config.data, config.text, config.tokenizer), None
-    kind = config.model.kind
-    bundle = load_model(config.from_model, cell=kind if is_own_cell(kind) else None)
+    bundle = load_model(config.from_model, cell=own_kind(config.model.kind))
     if prepared_folder(config.data.corpus) is not None:
         return prepare(config.data, config.text, config.tokenizer), bundle
     if config.tokenizer.level in ("char", "word"):
