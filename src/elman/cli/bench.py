@@ -34,7 +34,8 @@ def bench(*kinds: str, seconds: float = 1.0, html: Html = None, json: Switch = F
         print_json(found.to_dict())
         return 0
     machine = found.machine
-    print(f"{machine.processor}, {machine.cpus} processors, {machine.threads} threads of PyTorch")
+    threads = f"{machine.threads} thread{'s' * (machine.threads != 1)}"
+    print(f"{machine.processor}, {machine.cpus} processors, {threads} of PyTorch")
     print(f"matrix product  {machine.matrix_gflops:,.0f} GFLOP/s")
     print(f"memory          {machine.memory_gigabytes_per_second:,.1f} GB/s")
     print_table(
@@ -58,9 +59,9 @@ def bench(*kinds: str, seconds: float = 1.0, html: Html = None, json: Switch = F
 
 def _expectation(preset: PresetSpeed) -> str:
     """What a preset can be expected to reach."""
-    here = f"{preset.milliseconds_per_update:.0f} ms an update here, about {preset.updates:,} in its time"
-    what = "nats per character of tiny-shakespeare, recorded elsewhere"
+    here = f"{preset.milliseconds_per_update:.0f} ms an update here, about {preset.updates:,} updates in its time"
+    what = "nats per character of tiny-shakespeare elsewhere"
     if preset.expected_nats is not None:
         return f"{here}; so many came to {preset.expected_nats:.2f} {what}"
-    outside = "fewer cost more" if preset.updates < preset.recorded_updates else "more may come lower"
+    outside = "fewer end higher" if preset.updates < preset.recorded_updates else "more may end lower"
     return f"{here}; {preset.recorded_updates:,} came to {preset.recorded_nats:.2f} {what}, {outside}"

@@ -185,7 +185,7 @@ def _stream(sampler: Sampler, beginning: str, *, is_search: bool) -> None:
         what = {"length": "the length asked for", "stop": "a stop string", "boundary": "the end of the document"}
         reason = what.get(result.finish_reason, result.finish_reason)
         how = "found by beam search" if is_search else f"seed {result.seed}"
-        print(f"{len(result.tokens)} tokens, {how}, ended by {reason}", file=sys.stderr)
+        print(f"{len(result.tokens)} token{'s' * (len(result.tokens) != 1)}, {how}, ended by {reason}", file=sys.stderr)
 
 
 def _read(path: Path) -> str:

@@ -42,4 +42,4 @@ def shrink(
         ["file, gzip", *(size(one.gzip_bytes) for one in both)],
     ]
     print_table(f"on {shrunk.tokens:,} tokens of the validation part", ["", "before", "after"], rows)
-    print(f"written to {out}; to judge it: elman eval {out} TEXT")
+    print(f"written to {out}; to judge it: elman eval {out} TEXT, with a text that it was not trained on")
