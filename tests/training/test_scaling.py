@@ -252,8 +252,8 @@ def test_what_the_optimiser_remembers_is_counted(optimizer: dict[str, Any], aver
     assert work.optimizer_numbers * work.parameters == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "slstm", "mlstm", "gated_deltanet"])
-def test_heads_stay_whole_in_narrower_models(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["transformer", "slstm", "mlstm", "gated_deltanet", "rglru"])
+def test_heads_and_blocks_stay_whole_in_narrower_models(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_config({"kind": kind, "embedding_size": 72, "hidden_size": 72, "num_layers": 1})
     whole = work_of(model, TrainingConfig(), 30)
     monkeypatch.setattr("elman.training.scaling._MAX_BUILT", whole.parameters - 1)

@@ -14,6 +14,7 @@ are: step t + 1 waits for step t, so T L s stays whatever is added in devices. v
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -220,8 +221,8 @@ def _narrower(model: ModelConfig, factor: int) -> ModelConfig:
 
 
 def _width_step(model: ModelConfig) -> int:
-    """What widths are multiples of: with heads, an even number for each, since positions turn pairs of numbers."""
-    return 2 * getattr(model, "num_heads", 0) or 1
+    """What widths are multiples of: of the blocks of gates, and with heads of two for each, as positions turn pairs."""
+    return math.lcm(2 * getattr(model, "num_heads", 0) or 1, getattr(model, "num_gate_blocks", 1))
 
 
 def _widths(model: ModelConfig) -> dict[str, int]:
