@@ -18,12 +18,14 @@ import elman
 from elman.data.streams import Segment, Streams
 from elman.errors import TrainingError
 from elman.models.state import State
+from elman.training import keeper
 from elman.training.averaging import Average
 from elman.training.checkpoint import newest_checkpoint
 from elman.training.folder import Run
 from elman.training.gradients import Gradients
 from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
 from elman.training.history import History
+from elman.training.keeper import Keeper
 from elman.training.loop import Callback
 from elman.training.optimizers import Optimizer
 from elman.training.run import dry_run, resume, train
@@ -166,7 +168,7 @@ def test_a_return_that_comes_again_after_a_resume_is_told_once(corpus, tmp_path)
 
 
 class Dear:
-    """Makes the loss of what is read from the initial state, and that of chosen batches, higher by 5 nats."""
+    """Makes what is read from the initial state dearer by 5 nats for each epoch, and chosen batches as well."""
 
     def __init__(self) -> None:
         self.beginnings: list[int] = []
@@ -179,7 +181,7 @@ class Dear:
         is_dear = is_initial or self.count in self.spikes
         self.beginnings += [self.count] if segment.starts_anew else []
         self.count += 1
-        return 5.0 if is_dear else 0.0
+        return 5.0 * len(self.beginnings) if is_dear else 0.0
 
 
 @pytest.fixture
@@ -197,7 +199,7 @@ def dear(monkeypatch) -> Dear:
 EASY: dict[str, Any] = {"bptt": 4, "reset_probability": 0.0, "learning_rate": 1e-3, "spike_deviations": 6.0}
 
 
-@pytest.mark.parametrize(("batch_size", "max_epochs"), [(2, 2.5), (5, 4.5), (28, 12.0)])
+@pytest.mark.parametrize(("batch_size", "max_epochs"), [(2, 2.5), (5, 4.5), (16, 20.0), (28, 25.0), (200, 150.0)])
 def test_the_beginning_of_an_epoch_is_no_spike_with_carried_state(batch_size, max_epochs, dear, corpus, tmp_path):
     """Refused, it would leave the state as it is at a beginning, and the next batch would be refused for that."""
     options = settings(batch_size=batch_size, max_epochs=max_epochs, **EASY)
@@ -277,18 +279,6 @@ def test_advice_is_told_once_and_when_an_undisturbed_training_tells_it(at, corpu
     assert told(killed) == told(whole)
 
 
-@pytest.mark.parametrize("deviations", [2.0, 4.0, 6.0])
-def test_where_enough_beginnings_are_remembered_none_is_a_spike(deviations):
-    """However dear they are beside losses at rest; where they are fewer, one that is dear enough is refused."""
-    known = [count for count in range(1, 200) if Guard(deviations).knows_beginnings(count)]
-    assert known == list(range(1, known[-1] + 1))
-    for per_epoch, is_refused in ((known[-1], False), (known[-1] + 1, True)):
-        guard = Guard(deviations)
-        told = [guard.objection(1e6 if index % per_epoch == 0 else 0.0, 1.0) for index in range(-128, 3 * per_epoch)]
-        assert any(told[128::per_epoch]) == is_refused
-    assert Guard(None).knows_beginnings(10**6)
-
-
 def test_advice_of_what_was_taken_back_does_not_silence_what_comes_later(corpus, tmp_path):
     """Skipped batches and a loss that is too high are both the rate's; the first are gone with the return."""
     options = settings(max_updates=130, warmup_updates=0, learning_rate=6.0)
@@ -296,6 +286,38 @@ def test_advice_of_what_was_taken_back_does_not_silence_what_comes_later(corpus,
     assert len(of_kind(run, "returned")) == 1
     (advice,) = [r for r in of_kind(run, "notice") if "too high" in r["text"]]
     assert advice["update"] == 64
+
+
+@pytest.mark.parametrize("call", [3, 9, 16, 17, 18, None])
+@pytest.mark.parametrize(("owner", "name"), [(Keeper, "_keep"), (keeper, "model_bytes")], ids=["record", "model"])
+def test_what_was_not_kept_before_a_break_comes_again(owner, name, call, corpus, tmp_path, monkeypatch):
+    """The log, the best model and what the checkpoint calls the best agree, wherever between two records it ends."""
+    options = settings(max_updates=20) | {"checkpoint": {"every_updates": 7}, "evaluation": {"every_updates": 1}}
+    options["data"] = {"valid_fraction": 0.2, "test_fraction": 0.0}
+    kept, count, at = getattr(owner, name), 0, 0
+
+    def breaks(*words: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise KeyboardInterrupt
+        return kept(*words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, breaks)
+        whole = train(corpus, out=tmp_path / "whole", **options)
+        at, count = call or count, 0  # none: the last
+        with pytest.raises(KeyboardInterrupt):
+            train(corpus, out=tmp_path / "broken", **options)
+    run = resume(tmp_path / "broken")
+    assert updates(run) == updates(whole)
+    judged = [
+        [(r["update"], r["nats_per_token"], r["best"]) for r in of_kind(one, "evaluation")] for one in (run, whole)
+    ]
+    assert judged[0] == judged[1]
+    best = [update for update, _, is_best in judged[0] if is_best][-1]
+    assert elman.load(run.path).provenance["updates"] == best
+    assert all(torch.equal(tensor, tensors(whole)[name]) for name, tensor in tensors(run).items())
 
 
 def test_a_batch_read_from_the_initial_state_is_no_spike_and_not_remembered():

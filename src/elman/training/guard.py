@@ -47,7 +47,7 @@ class Guard:
         Args:
             loss: in nats per token.
             grad_norm: before clipping.
-            is_fresh: the batch was read from the initial state, and few before it were. Its loss is higher for that
+            is_fresh: the batch was read from the initial state, or many are. Its loss is higher for that
                 alone, the more so the more of the text the model knows by heart, and is held against nothing. Were it
                 refused, the next batch would be read from the initial state as well, and so on.
         """
@@ -64,18 +64,6 @@ class Guard:
             self._losses.append(loss)
         self.num_in_a_row = 0
         return ""
-
-    def knows_beginnings(self, num_segments: int) -> bool:
-        """Whether so many of the losses that are remembered are of beginnings that no such loss is a spike.
-
-        A part p of all numbers that lies d above the rest lies (1 - p) d above their mean, which is at most
-        sqrt((1 - p) / p) standard deviations.
-
-        Args:
-            num_segments: of an epoch, the first of which is read from the initial state.
-        """
-        part = _WINDOW // num_segments / _WINDOW
-        return self._max_deviations is None or 1 - part <= self._max_deviations**2 * part
 
     @property
     def is_lost(self) -> bool:

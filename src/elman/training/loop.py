@@ -39,7 +39,7 @@ from elman.training.checkpoint import Checkpoint
 from elman.training.distillation import Teacher
 from elman.training.distributed import Gathered, Ranks, choose_device, gather_tensors
 from elman.training.gradients import Gradients
-from elman.training.guard import MAX_RETURNS, Guard
+from elman.training.guard import MAX_IN_A_ROW, MAX_RETURNS, Guard
 from elman.training.layout import lay_out
 from elman.training.objective import proposal_of
 from elman.training.optimizers import Optimizer, learning_rate_share
@@ -179,7 +179,7 @@ class Trainer:
         self._evaluated_at = self._sampled_at = self._saved_at = 0
         self._now = self._saved_seconds = time.monotonic()
         self._is_amid = False
-        """Whether some of an update is done and some is not."""
+        """Whether some of an update or an estimate is done and some is not; its record is kept by who reads it."""
         rows = range(self.streams.batch_size)[share_of(self.streams.batch_size, self.ranks.rank, self.ranks.size)]
         self.state: State = self._initial_state(len(rows))
         self._whole_network: LanguageModel | None = None
@@ -291,8 +291,10 @@ class Trainer:
             added = self._added_by_callbacks(record)
         except BaseException:
             yield record  # it happened, whatever a callback makes of it
+            self._is_amid = False
             raise
         yield Record(record.kind, {**record.values, **added}, record.measured) if added else record
+        self._is_amid = False
 
     def _added_by_callbacks(self, record: Record) -> dict[str, float]:
         added: dict[str, float] = {}
@@ -352,6 +354,7 @@ class Trainer:
         notices = network.count(train.tokens, reset_at_documents=self.config.data.reset_at_documents, poll=self._poll)
         seconds = time.perf_counter() - started
         nats = self._judge(train).score.nats_per_token
+        self._is_amid = True
         self.update, self.tokens = 1, self.streams.num_targets
         self.elapsed_seconds += seconds
         values = {"update": self.update, "epoch": self.epoch, "tokens": self.tokens, "nats": nats}
@@ -395,13 +398,12 @@ class Trainer:
         if self.config.training.random_bptt:
             rate *= whole.tokens_BT.shape[1] / self.config.training.bptt
         loss, grad_norm, state = self._gradients.compute(segment, whole, before, noise)
-        # The state is that of the beginning for as long as all of the epoch so far was skipped; pairs always begin.
-        is_initial = not self.config.data.pairs and self.guard.num_in_a_row >= self.segment_index
-        is_fresh = is_initial and not self.guard.knows_beginnings(self.streams.num_segments)
+        # The state is that of the beginning for as long as all of the epoch so far was skipped. Pairs always begin.
+        is_fresh = not self.config.data.pairs and self.streams.num_segments > 1
+        is_fresh &= self.streams.num_segments <= MAX_IN_A_ROW or self.guard.num_in_a_row >= self.segment_index
         self._is_amid = True
         self.segments_read += 1
         if why := self.guard.objection(loss, grad_norm, is_fresh=is_fresh):
-            self._is_amid = False
             self._take_time(started)
             values = {"update": self.update, "tokens": self.tokens, "nats": loss, "grad_norm": grad_norm}
             values["segments_read"] = self.segments_read
@@ -411,7 +413,6 @@ class Trainer:
         self.state = state
         self.update += 1
         self.tokens += whole.num_targets
-        self._is_amid = False
         seconds = self._take_time(started)
         values = {
             "update": self.update,
@@ -457,8 +458,8 @@ class Trainer:
         self.guard.returned_from(lost)
         self.elapsed_seconds = elapsed_seconds
         self.best_nats, self.best_update = best  # its model is kept, be it of an update that will come again
-        self._is_amid = False
         if lost.gives_up:
+            self._is_amid = False
             kept = self.update if self.best_update is None else self.best_update
             raise TrainingError(
                 f"{wrong}, after {MAX_RETURNS} returns to a saved state at half the rate each; "
@@ -492,6 +493,7 @@ class Trainer:
         started = time.perf_counter()
         evaluation = self.estimate()
         nats = evaluation.score.nats_per_token
+        self._is_amid = True
         is_best = nats < self.best_nats  # never true for NaN
         if is_best:
             self.best_nats, self.best_update = nats, self.update
@@ -550,8 +552,8 @@ class Trainer:
                 records.append(Record("sample", values, {"seconds": sample.seconds}))
         if self.ranks.any(is_stopped):
             raise Interrupted  # half a sample is no sample
-        self._sampled_at = self.update
         yield from records
+        self._sampled_at = self.update
 
     def has_observed(self, kind: Literal["evaluation", "sample"]) -> bool:
         """Whether the evaluation, or the samples, of the present update are done."""
