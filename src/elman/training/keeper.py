@@ -44,6 +44,8 @@ class Keeper:
         self._events = _TensorBoard(run.path / "tensorboard") if tensorboard else None
         self._unsaved: OSError | ModelFileError | TrainingError | None = None
         """Why the newest checkpoint could not be written."""
+        self._num_kept = 0
+        """Records of the training whose part of the folder is written."""
         self._unsaved_model: bytes | None = None
         """The best model, where it could not be written yet."""
 
@@ -58,9 +60,11 @@ class Keeper:
                 self._keep(record)
             self._finish()
         except BaseException:
-            # Whatever went wrong, a loss that is not finite or a callback, the work until then is kept.
-            with suppress(ElmanError, OSError):
-                self._save()
+            # Whatever went wrong, a loss that is not finite or a callback, the work until then is kept. A state whose
+            # record is not goes with it: from the checkpoint before, both come again.
+            if self._num_kept == self._trainer.num_told:
+                with suppress(ElmanError, OSError):
+                    self._save()
             raise
         finally:
             self._log.close()
@@ -73,10 +77,11 @@ class Keeper:
             self._mind(self._events.write, record)
         if record.kind == "sample":
             self._mind(self._run.write_sample, record.values)
-        if record.kind == "checkpoint":
-            self._checkpoint()
         if record.kind == "evaluation" and record.values["best"]:
             self._write_model()
+        self._num_kept += 1
+        if record.kind == "checkpoint":
+            self._checkpoint()
         if record.kind in ("end", "stopped"):
             self._report()
 

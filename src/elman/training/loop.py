@@ -150,10 +150,9 @@ class Trainer:
         )
         if not training.has_budget and not isinstance(self.network, CountedModel):
             self.notices.append(f"no budget is given: training for {DEFAULT_EPOCHS:g} epochs")
-        if training.schedule == "plateau" and dataset.valid is None:
-            raise ConfigError("training.schedule 'plateau' needs a validation part: set data.valid_fraction above 0")
-        if training.averaging == "triggered" and dataset.valid is None:
-            raise ConfigError("training.averaging 'triggered' needs a validation part: set data.valid_fraction above 0")
+        for name, how in (("schedule", "plateau"), ("averaging", "triggered")):
+            if getattr(training, name) == how and dataset.valid is None:
+                raise ConfigError(f"training.{name} {how!r} needs a validation part: set data.valid_fraction above 0")
         for prompt in config.sampling.prompts:
             if missing := dataset.tokenizer.unknown_characters(prompt):
                 raise TextError(
@@ -179,7 +178,9 @@ class Trainer:
         self._evaluated_at = self._sampled_at = self._saved_at = 0
         self._now = self._saved_seconds = time.monotonic()
         self._is_amid = False
-        """Whether some of an update or an estimate is done and some is not; its record is kept by who reads it."""
+        """Whether some of an update or an estimate is done and some, its record at the last, is not."""
+        self.num_told = 0
+        """Records that were given to whoever reads them."""
         rows = range(self.streams.batch_size)[share_of(self.streams.batch_size, self.ranks.rank, self.ranks.size)]
         self.state: State = self._initial_state(len(rows))
         self._whole_network: LanguageModel | None = None
@@ -290,11 +291,11 @@ class Trainer:
         try:
             added = self._added_by_callbacks(record)
         except BaseException:
+            self.num_told, self._is_amid = self.num_told + 1, False
             yield record  # it happened, whatever a callback makes of it
-            self._is_amid = False
             raise
+        self.num_told, self._is_amid = self.num_told + 1, False
         yield Record(record.kind, {**record.values, **added}, record.measured) if added else record
-        self._is_amid = False
 
     def _added_by_callbacks(self, record: Record) -> dict[str, float]:
         added: dict[str, float] = {}
@@ -354,8 +355,7 @@ class Trainer:
         notices = network.count(train.tokens, reset_at_documents=self.config.data.reset_at_documents, poll=self._poll)
         seconds = time.perf_counter() - started
         nats = self._judge(train).score.nats_per_token
-        self._is_amid = True
-        self.update, self.tokens = 1, self.streams.num_targets
+        self._is_amid, self.update, self.tokens = True, 1, self.streams.num_targets
         self.elapsed_seconds += seconds
         values = {"update": self.update, "epoch": self.epoch, "tokens": self.tokens, "nats": nats}
         measured = {
@@ -406,8 +406,8 @@ class Trainer:
         if why := self.guard.objection(loss, grad_norm, is_fresh=is_fresh):
             self._take_time(started)
             values = {"update": self.update, "tokens": self.tokens, "nats": loss, "grad_norm": grad_norm}
-            values["segments_read"] = self.segments_read
-            return Record("skipped", {**values, "text": f"skipped a batch after update {self.update}: {why}"})
+            text = f"skipped a batch after update {self.update}: {why}"
+            return Record("skipped", {**values, "segments_read": self.segments_read, "text": text})
         self._optimizer.step(rate)
         self._average.update()
         self.state = state
